@@ -1,0 +1,116 @@
+"""The switches of a training run, under the names that TRL gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "trainer": ("sft",),
+    "dataset": ("full", "docstrings", "prompt_completion", "chat"),
+    "loss_type": ("nll", "chunked_nll", "dft"),
+    "dtype": ("bfloat16", "float32"),
+    "optim": ("adamw_torch_fused", "adamw_torch", "sgd"),
+    "attn_implementation": (None, "memlab_attention", "eager", "sdpa", "flash_attention_2"),
+}
+AT_LEAST_ONE = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "max_steps",
+)
+OFF: dict[str, Any] = {
+    "loss_type": "nll",
+    "gradient_checkpointing": False,
+    "expandable_segments": False,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run: a model, its data, and which memory techniques are on.
+
+    The defaults are TRL's (checkpointing and the chunked loss on); `Recipe.off()` has every technique
+    off. A value that can't work raises ValueError or TypeError naming the switch, the value and what
+    would work.
+    """
+
+    model: str = "Qwen/Qwen3-0.6B"
+    trainer: str = "sft"
+    dataset: str = "full"
+    per_device_train_batch_size: int = 4
+    gradient_accumulation_steps: int = 1
+    max_length: int = 1024
+    max_steps: int = 2
+    loss_type: str = "chunked_nll"
+    gradient_checkpointing: bool = True
+    dtype: str = "bfloat16"
+    optim: str = "adamw_torch_fused"
+    attn_implementation: str | None = None
+    expandable_segments: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in switch_types().items():
+            value = getattr(self, name)
+            if type(value) not in kind:  # exact: True is not a batch size
+                wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kind)
+                raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
+            if name in CHOICES and value not in CHOICES[name]:
+                known = ", ".join(map(repr, CHOICES[name]))
+                raise ValueError(f"{name}={value!r}: unknown; give one of {known}")
+            if name in AT_LEAST_ONE and value < 1:
+                raise ValueError(f"{name}={value}: below 1; give 1 or more")
+
+    @classmethod
+    def off(cls, **switches: Any) -> Recipe:
+        """Every technique off, then `switches`."""
+        return cls.of(**{**OFF, **switches})
+
+    @classmethod
+    def defaults(cls, **switches: Any) -> Recipe:
+        """What TRL has on by default (checkpointing, the chunked loss), then `switches`."""
+        return cls.of(**switches)
+
+    @classmethod
+    def of(cls, **switches: Any) -> Recipe:
+        """A recipe of these switches; an unknown name raises ValueError with the nearest known ones."""
+        known = switch_types()
+        for name in switches:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=2)
+                hint = f"did you mean {' or '.join(near)}? " if near else ""
+                raise ValueError(f"unknown switch {name}: {hint}the switches are {', '.join(known)}")
+        return cls(**switches)
+
+    def replace(self, **switches: Any) -> Recipe:
+        """This recipe with `switches` changed."""
+        return Recipe.of(**{**dataclasses.asdict(self), **switches})
+
+    def changes(self, after: Recipe) -> dict[str, tuple[Any, Any]]:
+        """The switches in which `after` differs: name -> (here, there)."""
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(after)
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+    def to_trl(self, **arguments: Any) -> Any:
+        """The same run as a `trl.SFTConfig` of the installed TRL; `arguments` go to it as they are.
+
+        The model's name goes to `SFTTrainer(model=...)`; `expandable_segments` is an environment variable
+        (PYTORCH_ALLOC_CONF). Since TRL 1.15 `loss_type="nll"` is itself chunked. Raises MemlabError when
+        TRL is not installed.
+        """
+        from memlab.experiments.trl_spelling import sft_config
+
+        return sft_config(self, **arguments)
+
+
+def switch_types() -> dict[str, tuple[type, ...]]:
+    """Each switch's accepted types."""
+    hints = typing.get_type_hints(Recipe)
+    return {
+        field.name: typing.get_args(hints[field.name]) or (hints[field.name],)
+        for field in dataclasses.fields(Recipe)
+    }
