@@ -1,0 +1,1 @@
+"""Models: shapes by hub name, building without weights, loading with them, attention."""

@@ -1,0 +1,214 @@
+"""Models by name: their configuration, the bare shape on `meta`, its tensors on a device, weights.
+
+A model is built in two steps, so that nothing real is ever allocated twice, and so that adapters
+and kernels can be attached in between: `build_meta` makes it without memory, `materialize` gives
+each parameter and buffer its memory on a device. On a real device that can also fill them; on a
+simulated one (inside `FakeTensorMode`) there is nothing to fill.
+"""
+
+import copy
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from memlab.errors import MemlabError
+from memlab.models.attention import resolve_attention
+from memlab.models.presets import ALIASES, PREFIX, PRESETS, preset
+
+M = TypeVar("M", bound=nn.Module)
+
+_HUB_TIMEOUT_S = 4.0
+_VISION_NAME = re.compile(
+    r"(^|[-_/.])(vl|vlm|vision|llava|pixtral|paligemma\d?|smolvlm\d?)([-_.]|$)"
+)
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """Configuration of a causal language model.
+
+    `name` is a preset (`memlab.models.presets`, no network), a local folder with a config.json,
+    or any other hub name, where the hub can be reached or has the file cached. Raises ValueError
+    with close matches when it is none of them, and for models that do not only read text.
+    """
+    values = preset(name)
+    if values is not None:
+        return AutoConfig.for_model(**values, name_or_path=name, architectures=None)
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"model {name!r} is a folder without a config.json: give one with it")
+        config = AutoConfig.from_pretrained(name, local_files_only=True)
+    else:
+        config = _hub_config(name)
+    return _text_only(name, config)
+
+
+def _hub_config(name: str) -> PreTrainedConfig:
+    why = "the hub does not have it"
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):  # not cached
+        pass
+    if hub_reachable():
+        try:
+            return AutoConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            why = f"the hub answered: {str(error).strip().splitlines()[0]}"
+    else:
+        why = "the hub could not be reached"
+    if _VISION_NAME.search(name.lower()):
+        raise ValueError(_vision_refusal(name))
+    known = [*PRESETS, *ALIASES]
+    by_lower = {k.lower(): k for k in known}
+    close = [by_lower[k] for k in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    raise ValueError(
+        f"unknown model {name!r}: {hint}known offline are {', '.join(PRESETS)}; or give a local "
+        f"folder with a config.json; {why}"
+    )
+
+
+def _text_only(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
+    if getattr(config, "vision_config", None) is not None or "vision_config" in config.sub_configs:
+        raise ValueError(_vision_refusal(name))
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"model {name!r} ({config.model_type}) is not a causal language model: memlab measures "
+            "decoders that read and write text"
+        )
+    return config
+
+
+def _vision_refusal(name: str) -> str:
+    return (
+        f"model {name!r} is a vision-language model, which memlab does not cover: its memory "
+        "depends on images, not only on tokens; take a text model, such as 'Qwen/Qwen3-0.6B'"
+    )
+
+
+def hub_reachable(timeout_s: float = _HUB_TIMEOUT_S) -> bool:
+    """Whether the hub answers within `timeout_s` seconds; False at once under HF_HUB_OFFLINE."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=timeout_s)
+    except Exception:  # of whichever client this version of the hub library uses
+        return False
+    return True
+
+
+def build_meta(
+    model: str | PreTrainedConfig,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    attn_implementation: str | None = None,
+) -> PreTrainedModel:
+    """The model without memory: every parameter and buffer on the meta device.
+
+    `attn_implementation` is a name as `memlab.models.attention.resolve_attention` returns it;
+    None takes its default. Parameters are of `dtype`; rotary frequencies stay fp32.
+    """
+    config = load_config(model) if isinstance(model, str) else copy.deepcopy(model)
+    attention = attn_implementation or resolve_attention(config, None, "cpu")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+def materialize(model: M, device: torch.device | str, *, init: bool = False, seed: int = 0) -> M:
+    """Give every meta parameter and buffer memory on `device`, in place; returns the model.
+
+    Ties, `requires_grad`, parameter classes and their attributes stay; tensors that are on a real
+    device already move to `device`. Works tensor by tensor, so also inside FakeTensorMode, where
+    `module.to()` fails. With `init` (real devices only) the values are those of the
+    architecture's own initialisation, drawn from `seed` (other numbers on CUDA than on a CPU),
+    rotary frequencies included; without it they are whatever the memory holds.
+    """
+    made: dict[int, torch.Tensor] = {}
+    kept = []  # keeps the originals alive, so that no id is used twice
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, old in table.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    made[id(old)] = _materialized(old, device)
+                    kept.append(old)
+                table[name] = made[id(old)]  # type: ignore[assignment]
+    if init:
+        _initialize(model, torch.device(device), seed)
+    return model
+
+
+def _materialized(old: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    if old.is_meta:
+        new = torch.empty(old.shape, dtype=old.dtype, device=device)
+    else:
+        new = old.detach().to(device)
+    if isinstance(old, nn.Parameter):
+        attributes = dict(old.__dict__)
+        if type(old) is nn.Parameter:
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        else:
+            new = torch.Tensor._make_subclass(type(old), new, old.requires_grad)
+        new.__dict__.update(attributes)
+    return new
+
+
+def _initialize(model: nn.Module, device: torch.device, seed: int) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"init needs a transformers model, not {type(model).__name__}")
+    for module in model.modules():  # transformers marks what it believes to be done
+        module.__dict__.pop("_is_hf_initialized", None)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.__dict__.pop("_is_hf_initialized", None)
+    cards = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cards):
+        torch.manual_seed(seed)
+        model.initialize_weights()
+
+
+def load_pretrained(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    attn_implementation: str | None = None,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The model with its trained weights, from a local folder, the hub's cache or the hub.
+
+    Raises ValueError for unknown names and for presets that exist nowhere else ("memlab/..."),
+    and MemlabError when the weights are not here and the hub does not give them.
+    """
+    if name.startswith(PREFIX):
+        raise ValueError(f"model {name!r} has no trained weights: build it with random ones")
+    config = load_config(name)
+    attention = attn_implementation or resolve_attention(config, None, torch.device(device).type)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+    except OSError as error:
+        if Path(name).is_dir():
+            raise MemlabError(f"no weights in the folder {name!r}: save_pretrained them") from error
+        model = _download(name, options)
+    return model.to(device)
+
+
+def _download(name: str, options: dict[str, Any]) -> PreTrainedModel:
+    if not hub_reachable():
+        raise MemlabError(
+            f"the weights of {name!r} are not on this machine and the hub could not be reached: "
+            "give a local folder, or build the model with random weights"
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, **options)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise MemlabError(f"the hub does not give the weights of {name!r}: {reason}") from error
