@@ -1,0 +1,80 @@
+"""memlab compare: one training step before and after."""
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from rich.table import Table
+
+from memlab.cli.show import gb, print_table, saving, working
+from memlab.cli.switches import base_recipe, parse_switches
+from memlab.experiments import Comparison, Recipe, compare
+from memlab.instruments.measurement import CATEGORIES, Measurement
+
+
+def main(options: argparse.Namespace) -> int:
+    before, after = sides(options)
+    with working(f"measuring {before.model}, before and after"):
+        comparison = compare(before, after, device=options.device)
+    if options.json:
+        print(json.dumps(as_json(comparison)))
+    else:
+        print_table(comparison_table(comparison))
+    return 0
+
+
+def sides(options: argparse.Namespace) -> tuple[Recipe, Recipe]:
+    """The recipes before and after; raises ValueError where they would be the same."""
+    before = base_recipe(options, options.before)
+    switches = parse_switches(options.switches)
+    if not switches and options.before == "off":
+        return before, base_recipe(options, "defaults")
+    after = before.replace(**switches)
+    if after == before:
+        raise ValueError(
+            f"nothing differs from --before {options.before}: give a switch that does, such as "
+            + ("--set max_length=512" if options.switches else "--set loss_type=nll")
+            + (", or --before off" if options.before == "defaults" else "")
+        )
+    return before, after
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Both sides whole, and what is saved in bytes."""
+    return {
+        "before": side_json(comparison.before_recipe, comparison.before),
+        "after": side_json(comparison.after_recipe, comparison.after),
+        "changed": comparison.changed,
+        "saved_bytes": comparison.saved_bytes,
+        "saved_share": comparison.saved_share,
+    }
+
+
+def side_json(recipe: Recipe, measurement: Measurement) -> dict[str, Any]:
+    return {"recipe": dataclasses.asdict(recipe), **json.loads(measurement.to_json())}
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    before, after = comparison.before, comparison.after
+    recipe = comparison.before_recipe
+    changed = ", ".join(f"{k}: {a} -> {b}" for k, (a, b) in comparison.changed.items())
+    table = Table(
+        title=f"{recipe.model}, {recipe.per_device_train_batch_size} x {recipe.max_length} tokens",
+        caption=f"{changed}\non: {after.device}",
+    )
+    table.add_column("GB (1e9 bytes)")
+    for heading in ("before", "after", "saved"):
+        table.add_column(heading, justify="right")
+    rows = {
+        "peak allocated": (before.peak_allocated_bytes, after.peak_allocated_bytes),
+        "peak reserved": (before.peak_reserved_bytes, after.peak_reserved_bytes),
+        "peak metered, of which": (before.metered_peak_bytes, after.metered_peak_bytes),
+    }
+    for name, (b, a) in rows.items():
+        table.add_row(name, gb(b), gb(a), saving(b, a), style="bold")
+    for category in CATEGORIES:
+        b, a = before.by_category[category], after.by_category[category]
+        if b or a:
+            table.add_row(f"  {category.replace('_', ' ')}", gb(b), gb(a), saving(b, a))
+    return table

@@ -1,0 +1,82 @@
+"""The report of `memlab run`: one HTML page with the table and every lesson's figures inside."""
+
+import html
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memlab.series import Lesson
+
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>memlab report</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
+table {{ border-collapse: collapse }}
+th, td {{ border-bottom: 1px solid #999; padding: .3rem .8rem; text-align: right }}
+th:first-child, td:first-child {{ text-align: left }}
+img {{ max-width: 100%; background: #fff }}
+pre {{ overflow-x: auto }}
+</style>
+<h1>memlab report</h1>
+<p>Sizes in GB (1e9 bytes). Two figures in a cell: over everything off | over TRL's defaults.</p>
+{table}
+{lessons}
+</html>
+"""
+
+
+def write_report(
+    folder: Path,
+    lessons: Sequence[Lesson],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> Path:
+    """Write report.html into `folder`, which holds the executed lessons; returns its path.
+
+    The page holds its pictures itself, each with a text in its place for those who can't see it.
+    """
+    sections = []
+    for lesson in lessons:
+        figures = "\n".join(_figures(folder / lesson.path.name))
+        name = html.escape(lesson.path.name)
+        heading = html.escape(f"{lesson.number} {lesson.title}")
+        sections.append(f'<h2>{heading}</h2>\n{figures}\n<p><a href="{name}">{name}</a></p>')
+    report = folder / "report.html"
+    page = PAGE.format(table=_table(columns, rows), lessons="\n".join(sections))
+    report.write_text(page, encoding="utf-8")
+    return report
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def _figures(notebook: Path) -> Iterator[str]:
+    """An HTML figure for each PNG among the outputs, its text version folded below it."""
+    for cell in json.loads(notebook.read_bytes())["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                text = _joined(data.get("text/plain", ""))
+                yield _figure(_joined(data["image/png"]), text)
+
+
+def _figure(png: str, text: str) -> str:
+    alt = html.escape(text.strip().partition("\n")[0] or "figure", quote=True)
+    image = f'<img src="data:image/png;base64,{"".join(png.split())}" alt="{alt}">'
+    details = f"<details><summary>as text</summary><pre>{html.escape(text)}</pre></details>"
+    return f"<figure>\n{image}\n{details if text else ''}\n</figure>"
+
+
+def _joined(text: Any) -> str:
+    """Notebooks hold a text whole, or as a list of lines."""
+    return text if isinstance(text, str) else "".join(text)

@@ -1,0 +1,146 @@
+"""memlab run: execute the lessons, print their rows of the table, write a report."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import papermill
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillException
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from memlab.cli.report import write_report
+from memlab.cli.show import NONE, gb, saving
+from memlab.series import Lesson, find_lessons
+
+ROW_TYPE = "application/vnd.memlab.row+json"
+COLUMNS = ("technique", "before: off", "before: defaults", "after", "saved", "step-time price")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what a lesson's technique saves, sizes in bytes.
+
+    Both before sides where they differ: everything off, and TRL's defaults. `price` is a recorded
+    reading of a card, labelled as such, or None.
+    """
+
+    technique: str
+    off_bytes: int | None = None
+    defaults_bytes: int | None = None
+    after_bytes: int | None = None
+    after_defaults_bytes: int | None = None
+    price: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def from_output(cls, output: dict[str, Any]) -> "Row":
+        """The row that a lesson's cell showed; raises TypeError for a field that no row has."""
+        return cls(**output)
+
+    def cells(self) -> tuple[str, ...]:
+        """The text of each of COLUMNS."""
+        if self.error:
+            return (self.technique, "", "", "failed", self.error, "")
+        over_off = (gb(self.after_bytes), saving(self.off_bytes, self.after_bytes))
+        pairs = [over_off]
+        if self.after_defaults_bytes is not None:
+            over_defaults = saving(self.defaults_bytes, self.after_defaults_bytes)
+            pairs.append((gb(self.after_defaults_bytes), over_defaults))
+        after, saved = (" | ".join(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+        before = (gb(self.off_bytes), gb(self.defaults_bytes))
+        return (self.technique, *before, after, saved, self.price or NONE)
+
+
+def main(options: argparse.Namespace) -> int:
+    lessons = find_lessons(options.lessons)
+    if not lessons:
+        raise ValueError(
+            "this memlab carries no lessons: install a release, or a checkout that does"
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    console = Console(stderr=True)
+    with _progress(console) as progress:
+        # Where stdout is the same terminal, the bar and the rows must come from one console.
+        out = console if sys.stdout.isatty() else Console(width=160)
+        if not options.json:
+            out.print(_line(COLUMNS, style="bold"))
+        for lesson in lessons:
+            for row in run_lesson(lesson, options.output, device=options.device, progress=progress):
+                rows.append(row)
+                if options.json:
+                    print(json.dumps(vars(row)), flush=True)
+                else:
+                    out.print(_line(row.cells(), style="red" if row.error else ""))
+    report = write_report(options.output, lessons, COLUMNS, [row.cells() for row in rows])
+    print(json.dumps({"report": str(report)}) if options.json else f"report: {report}")
+    return 1 if any(row.error for row in rows) else 0
+
+
+def run_lesson(lesson: Lesson, output: Path, *, device: str, progress: Progress) -> Iterator[Row]:
+    """Execute a lesson into `output` and yield its rows; a failure is a row too."""
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel first
+    cells = len(json.loads(lesson.path.read_bytes())["cells"])
+    task = progress.add_task(f"{lesson.number} {lesson.title}", total=cells)
+    done = output / lesson.path.name
+    failure = None
+    try:
+        papermill.execute_notebook(
+            lesson.path,
+            done,
+            parameters={} if device == "auto" else {"device": device},
+            kernel_name="python3",
+            cwd=lesson.path.parent,
+            progress_bar=False,
+            on_cell_start=lambda cell, cell_index: progress.update(task, completed=cell_index),
+        )
+    except (PapermillException, DeadKernelError, TimeoutError) as error:
+        failure = last_line(error)
+    progress.remove_task(task)
+    yield from rows_of(done)
+    if failure:
+        yield Row(f"{lesson.number} {lesson.title}", error=failure)
+
+
+def rows_of(notebook: Path) -> Iterator[Row]:
+    """The rows that an executed notebook shows."""
+    for cell in json.loads(notebook.read_bytes())["cells"]:
+        for output in cell.get("outputs", ()):
+            if row := output.get("data", {}).get(ROW_TYPE):
+                yield Row.from_output(row)
+
+
+def last_line(error: BaseException) -> str:
+    """What an error says in its last line, without a terminal's colours."""
+    name = getattr(error, "ename", type(error).__name__)
+    lines = str(getattr(error, "evalue", error)).strip().splitlines()
+    return f"{name}: {lines[-1]}" if lines else name
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_terminal,
+    )
+
+
+def _line(cells: tuple[str, ...], *, style: str) -> Table:
+    """One line of the table, its columns as wide as on every other line."""
+    line = Table.grid(padding=(0, 2))
+    for name, width in zip(COLUMNS, (30, 11, 16, 15, 27, 24), strict=True):
+        line.add_column(width=width, justify="left" if name in ("technique",) else "right")
+    line.add_row(*cells, style=style)
+    return line
