@@ -1,0 +1,112 @@
+"""Drag through a training step: what is alive at each moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets
+
+from memlab.instruments.measurement import CATEGORIES, Measurement
+from memlab.widgets.figures import bare, points, series, text_width, timeline
+from memlab.widgets.live import Live, described
+from memlab.widgets.show import WIDTH, columns
+from memlab.widgets.style import FONT, HATCH, INK, LOOKS, gb
+
+
+class Scrub(Live):
+    """A timeline with a cursor, and the bytes alive there by category; made by `scrub`."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        self.measurement = measurement
+        self.events, self.live = series(measurement)
+        at = int(self.live.sum(axis=1).argmax())
+        self.slider = ipywidgets.IntSlider(
+            value=at,
+            min=0,
+            max=len(self.events) - 1,
+            description="moment",
+            continuous_update=False,
+            readout=False,
+            style=described(["moment"]),
+            layout={"width": "52em", "max_width": "100%"},
+        )
+        self._cursor: Any = None
+        self._beside: Any = None
+        super().__init__([self.slider], (WIDTH, 2.9))
+        self.slider.observe(self.redraw, names="value")
+
+    @property
+    def sample(self) -> Any:
+        """The moment under the cursor."""
+        return self.measurement.timeline[self.slider.value]
+
+    def draw(self) -> None:
+        event = self.events[self.slider.value]
+        if self._cursor is None:
+            ax = self.figure.add_axes((0.066, 0.12, 0.6, 0.76))
+            timeline(ax, self.measurement)
+            self._cursor = ax.axvline(event, color=INK, lw=1.4, zorder=7)
+            self._beside = self.figure.add_axes((0.79, 0.12, 0.2, 0.76))
+        self._cursor.set_xdata([event, event])
+        self._draw_bars(self._beside)
+
+    def _draw_bars(self, ax: Any) -> None:
+        """One bar a category that is ever alive, on a scale that stays the same over the step."""
+        ax.clear()
+        bare(ax)
+        ever = [i for i in range(len(CATEGORIES)) if self.live[:, i].any()]
+        width = points(ax)[0]
+        ax.set_xlim(0, int(self.live.max()) * width / (width - text_width("00.00")))
+        ax.set_ylim(len(ever) - 0.4, -0.6)
+        for y, i in enumerate(ever):
+            look, n = LOOKS[CATEGORIES[i]], self.sample.bytes[i]
+            ax.barh(y, n, 0.6, color=look.colour, hatch=look.hatch, edgecolor=HATCH, lw=0)
+            ax.annotate(
+                gb(n, unit=False),
+                (n, y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=FONT - 0.5,
+                color=INK,
+            )
+        ax.set_yticks(range(len(ever)), [LOOKS[CATEGORIES[i]].name for i in ever])
+        ax.tick_params(axis="y", length=0, labelsize=FONT - 0.5, labelcolor=INK)
+        ax.set_title(
+            f"{self.sample.phase}: {gb(self.sample.total)}",
+            loc="left",
+            fontsize=FONT + 1,
+            fontweight="bold",
+            color=INK,
+            pad=8,
+        )
+
+    def says(self) -> str:
+        parts = ", ".join(
+            f"{LOOKS[c].name} {gb(n, unit=False)}"
+            for c, n in zip(CATEGORIES, self.sample.bytes, strict=True)
+            if n
+        )
+        where = f"In {self.sample.phase}, at event {self.sample.event}"
+        return f"{where}: {gb(self.sample.total)} alive ({parts})."
+
+    def table(self) -> str:
+        """The largest moment of each phase, by category."""
+        tops = {}
+        for sample in self.measurement.timeline:
+            if sample.phase not in tops or sample.total > tops[sample.phase].total:
+                tops[sample.phase] = sample
+        ever = [i for i in range(len(CATEGORIES)) if self.live[:, i].any()]
+        lines = [["GB at most in", *tops]]
+        lines += [
+            [LOOKS[CATEGORIES[i]].name, *(gb(s.bytes[i], unit=False) for s in tops.values())]
+            for i in ever
+        ]
+        return columns([*lines, ["alive", *(gb(s.total, unit=False) for s in tops.values())]])
+
+
+def scrub(measurement: Measurement) -> Scrub:
+    """A slider over a step's moments, from the peak on. Raises ValueError without a timeline."""
+    if not measurement.timeline:
+        raise ValueError("scrub: this measurement kept no timeline; measure it again")
+    return Scrub(measurement)
