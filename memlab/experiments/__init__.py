@@ -1,0 +1,6 @@
+"""Recipes of training runs, and what they measure."""
+
+from memlab.experiments.measuring import Comparison, compare, measure
+from memlab.experiments.recipe import Recipe
+
+__all__ = ["Comparison", "Recipe", "compare", "measure"]

@@ -83,7 +83,9 @@ class Recipe:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2)
                 hint = f"did you mean {' or '.join(near)}? " if near else ""
-                raise ValueError(f"unknown switch {name}: {hint}the switches are {', '.join(known)}")
+                raise ValueError(
+                    f"unknown switch {name}: {hint}the switches are {', '.join(known)}"
+                )
         return cls(**switches)
 
     def replace(self, **switches: Any) -> Recipe:

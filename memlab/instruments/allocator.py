@@ -15,7 +15,7 @@ Pure Python, no torch. The rules are those of torch 2.11 to 2.13 with default se
   a free block that can still grow counts, in the search for a fit, as what it can grow to;
 * over capacity, wholly free segments (expandable: pages) are released and the request is retried.
 
-Not modelled: side streams, `record_stream`, CUDA graphs' private pools, garbage-collection thresholds.
+Not modelled: side streams, `record_stream`, pools of CUDA graphs, garbage-collection thresholds.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class CachingAllocator:
 
     `allocated_bytes` and `reserved_bytes` are what `torch.cuda.memory_allocated` and
     `memory_reserved` show; the peaks are since the start or the last `reset_peaks`; `retries`
-    counts releases under memory pressure. `capacity_bytes` is what can be reserved (None: no limit).
+    counts releases under memory pressure. `capacity_bytes` bounds the reserved (None: no bound).
     An allocation of 0 bytes holds nothing, as in torch.
     """
 
@@ -223,7 +223,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = self.reserved_bytes
 
     def snapshot(self) -> tuple[Segment, ...]:
-        """Reserved memory in order of address; an unmapped gap parts an expandable segment in two."""
+        """Reserved memory in order of address; unmapped gaps part an expandable segment."""
         segments = []
         for _, head in sorted(self._heads.items()):
             run: list[_Block] = []

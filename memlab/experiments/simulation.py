@@ -1,0 +1,76 @@
+"""Measure a recipe without a card: run its steps on the simulated GPU and replay them in an allocator."""
+
+from __future__ import annotations
+
+from memlab.experiments.recipe import Recipe
+from memlab.experiments.training import prepare, train
+from memlab.experiments.versions import versions
+from memlab.instruments.allocator import CachingAllocator
+from memlab.instruments.device import simulated_device, simulated_gpu
+from memlab.instruments.ledger import Ledger, thinned
+from memlab.instruments.measurement import CATEGORIES, Measurement
+from memlab.instruments.meter import Meter
+from memlab.instruments.workspaces import MATMUL_WORKSPACES
+
+
+def simulate(recipe: Recipe) -> Measurement:
+    """The last of the recipe's steps as an H200 would run it: metered bytes exact, the allocator's predicted."""
+    meter = simulated_run(recipe)
+    allocator = replay(meter.ledger, expandable_segments=recipe.expandable_segments)
+    return measurement(
+        meter,
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        device="simulated GPU",
+        simulated=True,
+    )
+
+
+def simulated_run(recipe: Recipe) -> Meter:
+    """The meter after all steps of the recipe on the simulated GPU, its last step marked."""
+    simulated_device()  # says what is missing before anything is built
+    prepared = prepare(recipe, "gpu")
+    with simulated_gpu() as device:
+        meter = Meter(device.type, vocab_size=prepared.vocab_size)
+        with meter:
+            losses = train(prepared, device, meter, init=False)
+            for _ in range(recipe.max_steps):
+                meter.begin_step()
+                next(losses)
+        return meter
+
+
+def replay(ledger: Ledger, *, expandable_segments: bool) -> CachingAllocator:
+    """The caching allocator after the ledger's events; its peaks are those of the last step."""
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    for number, nbytes in enumerate(MATMUL_WORKSPACES):
+        allocator.malloc(f"workspace {number}", nbytes)
+    allocator.replay(ledger.allocations(to_event=ledger.step_start))
+    allocator.reset_peaks()
+    allocator.replay(ledger.allocations(from_event=ledger.step_start))
+    return allocator
+
+
+def measurement(
+    meter: Meter,
+    *,
+    peak_allocated_bytes: int | None,
+    peak_reserved_bytes: int | None,
+    device: str,
+    simulated: bool,
+) -> Measurement:
+    """What the meter counted in its last step, beside what the caching allocator says, if there is one."""
+    timeline = thinned(meter.ledger.samples())
+    peak = max(timeline, key=lambda sample: sample.total)
+    return Measurement(
+        metered_peak_bytes=peak.total,
+        peak_allocated_bytes=peak.total if peak_allocated_bytes is None else peak_allocated_bytes,
+        peak_reserved_bytes=peak_reserved_bytes,
+        by_category=dict(zip(CATEGORIES, peak.bytes, strict=True)),
+        timeline=timeline,
+        host_peak_bytes=meter.host_peak_bytes,
+        step_ms=None,
+        device=device,
+        simulated=simulated,
+        versions=versions(),
+    )

@@ -1,0 +1,87 @@
+"""A recipe turned into a training run, on whatever device: the same code real and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlab.data.batches import batches
+from memlab.experiments.recipe import Recipe
+from memlab.instruments.meter import Meter
+from memlab.models.attention import resolve_attention
+from memlab.models.build import build_meta, load_config, materialize
+from memlab.models.compat import enable_checkpointing
+from memlab.models.head import head_parts
+from memlab.techniques import chunked_loss
+from memlab.trainers import sft
+
+HEAD_LOSSES = {
+    "nll": chunked_loss.cross_entropy,
+    "chunked_nll": chunked_loss.chunked_cross_entropy,
+    "dft": partial(chunked_loss.chunked_cross_entropy, loss_type="dft"),
+}
+OPTIMIZERS: dict[str, Any] = {
+    "adamw_torch_fused": partial(torch.optim.AdamW, fused=True),
+    "adamw_torch": partial(torch.optim.AdamW, foreach=True),
+    "sgd": partial(torch.optim.SGD, foreach=True),
+}
+LEARNING_RATE = 2e-5  # TRL's
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe's model without memory, and its batches on the host. Make it outside any simulation."""
+
+    recipe: Recipe
+    model: Any  # on meta
+    steps: list[list[dict[str, Tensor]]]
+    vocab_size: int
+
+
+def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepared:
+    """Build the model's shape and the batches for `device_type`; text only where it will be computed on.
+
+    Raises ValueError for an unknown model, or attention that its device can't compute.
+    """
+    config = load_config(recipe.model)
+    attention = resolve_attention(config, recipe.attn_implementation, device_type)
+    model = build_meta(config, dtype=getattr(torch, recipe.dtype), attn_implementation=attention)
+    model.train()
+    if recipe.gradient_checkpointing:
+        enable_checkpointing(model)
+    accumulate, count = recipe.gradient_accumulation_steps, recipe.max_steps + extra_steps
+    micro_batches = batches(
+        recipe.dataset,
+        batch_size=recipe.per_device_train_batch_size,
+        max_length=recipe.max_length,
+        count=count * accumulate,
+        vocab_size=config.vocab_size,
+        fill="zeros" if device_type == "gpu" else "text",
+        seed=recipe.seed,
+    )
+    steps = [micro_batches[i : i + accumulate] for i in range(0, count * accumulate, accumulate)]
+    return Prepared(recipe, model, steps, config.vocab_size)
+
+
+def train(prepared: Prepared, device: torch.device, meter: Meter, *, init: bool) -> Iterator[Tensor]:
+    """Give the model its memory on `device` and run the steps, one loss a step.
+
+    `init` fills the weights; a simulated device has nothing to fill.
+    """
+    recipe, model = prepared.recipe, prepared.model
+    materialize(model, device, init=init, seed=recipe.seed)
+    optimizer = OPTIMIZERS[recipe.optim](model.parameters(), lr=LEARNING_RATE)
+    meter.watch(model, optimizer)
+    yield from sft.train(
+        model,
+        optimizer,
+        prepared.steps,
+        head=head_parts(model),
+        head_loss=HEAD_LOSSES[recipe.loss_type],
+        phase=meter.phase,
+    )

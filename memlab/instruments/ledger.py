@@ -1,0 +1,108 @@
+"""The ledger of a metered run: which storage was born when, with how many bytes, and what it was for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memlab.instruments.measurement import CATEGORIES, Sample
+
+TEMPORARIES = CATEGORIES.index("temporaries")
+
+
+@dataclass(slots=True)
+class Birth:
+    """One storage, or one stretch of its life with one size. `nbytes` is rounded to 512 B."""
+
+    nbytes: int
+    category: int
+    op: str
+
+
+class Ledger:
+    """Allocations and frees in order, under the phases of a training step.
+
+    Categories may be set long after the event: what a tensor was for is often known only later.
+    """
+
+    def __init__(self) -> None:
+        self.births: list[Birth] = []
+        self.events: list[int] = []  # k: birth k is allocated; ~k: it is freed
+        self.phases: list[tuple[int, str]] = [(0, "setup")]  # from this event on
+        self.workspaces: list[tuple[int, tuple[int, ...]]] = []  # inside the operation before this event
+        self.step_start = 0
+
+    @property
+    def phase(self) -> str:
+        """The phase that the next event belongs to."""
+        return self.phases[-1][1]
+
+    def enter(self, phase: str) -> int:
+        """Start a phase; returns the number of its first event."""
+        self.phases.append((len(self.events), phase))
+        return len(self.events)
+
+    def born(self, nbytes: int, category: int, op: str) -> int:
+        """Record an allocation; returns the birth's number."""
+        self.births.append(Birth(nbytes, category, op))
+        self.events.append(len(self.births) - 1)
+        return len(self.births) - 1
+
+    def died(self, birth: int) -> None:
+        """Record that a birth's storage was freed."""
+        self.events.append(~birth)
+
+    def begin_step(self) -> None:
+        """Samples are taken from here on."""
+        self.step_start = len(self.events)
+
+    def samples(self) -> Iterator[Sample]:
+        """The live bytes by category after each event of the last step, its start first."""
+        live = [0] * len(CATEGORIES)
+        for k in self.events[: self.step_start]:
+            self._apply(k, live)
+        changes = iter(self.phases)
+        upcoming = next(changes)
+        phase = upcoming[1]
+        for at in range(self.step_start, len(self.events) + 1):
+            if at > self.step_start:
+                self._apply(self.events[at - 1], live)
+            while upcoming and upcoming[0] <= max(at - 1, self.step_start):
+                phase = upcoming[1]
+                upcoming = next(changes, None)
+            yield Sample(at - self.step_start, phase, tuple(live))
+
+    def _apply(self, event: int, live: list[int]) -> None:
+        birth = self.births[max(event, ~event)]
+        live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes
+
+    def allocations(self, *, from_event: int = 0, to_event: int | None = None) -> Iterator[tuple[int, int]]:
+        """(key, bytes) for an allocator model, negative bytes when freed; operations' workspaces included."""
+        last = len(self.events) if to_event is None else to_event
+        workspaces = iter([w for w in self.workspaces if from_event < w[0] <= last])
+        upcoming = next(workspaces, None)
+        for at in range(from_event, last):
+            event = self.events[at]
+            birth = self.births[max(event, ~event)]
+            yield (event, birth.nbytes) if event >= 0 else (~event, -birth.nbytes)
+            while upcoming and upcoming[0] <= at + 1:
+                for key, nbytes in enumerate(upcoming[1], start=1):
+                    yield (-key, nbytes)
+                for key, nbytes in enumerate(upcoming[1], start=1):
+                    yield (-key, -nbytes)
+                upcoming = next(workspaces, None)
+
+
+def thinned(samples: Iterator[Sample], *, points: int = 600) -> tuple[Sample, ...]:
+    """About `points` of the samples, in order: each stretch's highest and last, so every peak survives."""
+    whole = list(samples)
+    stretch = max(1, len(whole) // points)
+    kept = {0: whole[0]}
+    for start in range(0, len(whole), stretch):
+        part = whole[start : start + stretch]
+        for _, same_phase in itertools.groupby(part, key=lambda sample: sample.phase):
+            run = list(same_phase)
+            highest = max(run, key=lambda sample: sample.total)
+            kept[highest.event], kept[run[-1].event] = highest, run[-1]
+    return tuple(kept[event] for event in sorted(kept))
