@@ -76,7 +76,7 @@ def copy_series(folder: Path, *, solutions: bool = False) -> Copied:
     """Copy the series into `folder`: without outputs and solutions, which would give answers away.
 
     With `solutions`, both stay, and the instructors' notes come too. A file that the user changed
-    is never overwritten: a hidden manifest holds what was written, an unchanged old copy is updated.
+    is never overwritten: a hidden manifest holds what was written; an unchanged copy is updated.
     Raises OSError where the folder can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,8 +51,8 @@ def _refuse(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="memlab",
-        description="Where the GPU memory of LLM post-training goes, and what each technique "
-        "saves: measured on a CUDA card, or on an exact simulation of one where there is none.",
+        description="Where the GPU memory of LLM post-training goes, what each technique saves:\n"
+        "measured on a CUDA card, or on an exact simulation of one where there is none.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

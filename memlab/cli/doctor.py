@@ -60,7 +60,12 @@ def examine() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """Each dependency's version against the range that memlab asks for, then the optional ones."""
-    for requirement in map(Requirement, requires("memlab") or ()):
+    try:
+        requirements = requires("memlab") or []
+    except PackageNotFoundError:
+        requirements = []
+        yield Finding("dependencies", NOTE, "not checked: memlab runs from a folder, uninstalled")
+    for requirement in map(Requirement, requirements):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:

@@ -1,10 +1,11 @@
 """memlab run: execute the lessons, print their rows of the table, write a report."""
 
 import argparse
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The text of each of COLUMNS."""
         if self.error:
-            return (self.technique, "", "", "failed", self.error, "")
+            return (self.technique, f"failed: {self.error}", "", "", "", "")
         over_off = (gb(self.after_bytes), saving(self.off_bytes, self.after_bytes))
         pairs = [over_off]
         if self.after_defaults_bytes is not None:
@@ -69,27 +70,35 @@ def main(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     console = Console(stderr=True)
     with _progress(console) as progress:
+        task = progress.add_task("", total=sum(map(cells_of, lessons)))
         # Where stdout is the same terminal, the bar and the rows must come from one console.
         out = console if sys.stdout.isatty() else Console(width=160)
         if not options.json:
             out.print(_line(COLUMNS, style="bold"))
         for lesson in lessons:
-            for row in run_lesson(lesson, options.output, device=options.device, progress=progress):
+            progress.update(task, description=f"{lesson.number} {lesson.title}")
+            tick = functools.partial(progress.advance, task)
+            for row in run_lesson(lesson, options.output, device=options.device, tick=tick):
                 rows.append(row)
                 if options.json:
                     print(json.dumps(vars(row)), flush=True)
+                elif row.error:
+                    out.print(*row.cells(), style="red", markup=False, soft_wrap=True)
                 else:
-                    out.print(_line(row.cells(), style="red" if row.error else ""))
+                    out.print(_line(row.cells()))
     report = write_report(options.output, lessons, COLUMNS, [row.cells() for row in rows])
     print(json.dumps({"report": str(report)}) if options.json else f"report: {report}")
     return 1 if any(row.error for row in rows) else 0
 
 
-def run_lesson(lesson: Lesson, output: Path, *, device: str, progress: Progress) -> Iterator[Row]:
-    """Execute a lesson into `output` and yield its rows; a failure is a row too."""
+def run_lesson(
+    lesson: Lesson, output: Path, *, device: str = "auto", tick: Callable[[], object] = lambda: None
+) -> Iterator[Row]:
+    """Execute a lesson into `output`, calling `tick` at each cell, and yield its rows.
+
+    A failure is a row too: what ran before it is kept.
+    """
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel first
-    cells = len(json.loads(lesson.path.read_bytes())["cells"])
-    task = progress.add_task(f"{lesson.number} {lesson.title}", total=cells)
     done = output / lesson.path.name
     failure = None
     try:
@@ -100,14 +109,18 @@ def run_lesson(lesson: Lesson, output: Path, *, device: str, progress: Progress)
             kernel_name="python3",
             cwd=lesson.path.parent,
             progress_bar=False,
-            on_cell_start=lambda cell, cell_index: progress.update(task, completed=cell_index),
+            on_cell_start=lambda **_: tick(),
+            extra_arguments=["--log-level=ERROR"],  # the kernel's notes on its sockets are no news
         )
     except (PapermillException, DeadKernelError, TimeoutError) as error:
         failure = last_line(error)
-    progress.remove_task(task)
     yield from rows_of(done)
     if failure:
         yield Row(f"{lesson.number} {lesson.title}", error=failure)
+
+
+def cells_of(lesson: Lesson) -> int:
+    return len(json.loads(lesson.path.read_bytes())["cells"])
 
 
 def rows_of(notebook: Path) -> Iterator[Row]:
@@ -137,10 +150,10 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _line(cells: tuple[str, ...], *, style: str) -> Table:
+def _line(cells: tuple[str, ...], *, style: str = "") -> Table:
     """One line of the table, its columns as wide as on every other line."""
     line = Table.grid(padding=(0, 2))
-    for name, width in zip(COLUMNS, (30, 11, 16, 15, 27, 24), strict=True):
-        line.add_column(width=width, justify="left" if name in ("technique",) else "right")
+    for name, width in zip(COLUMNS, (26, 8, 9, 14, 28, 22), strict=True):
+        line.add_column(width=width, justify="left" if name == "technique" else "right")
     line.add_row(*cells, style=style)
     return line

@@ -1,0 +1,190 @@
+"""The series and its copy, and `memlab run` on it: with small lessons made here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from memlab import series
+from memlab.cli import main
+from memlab.cli.lab import jupyter_command
+from memlab.cli.run import Row
+
+ROW = {
+    "technique": "LoRA",
+    "off_bytes": 19_790_000_000,
+    "defaults_bytes": 6_040_000_000,
+    "after_bytes": 19_890_000_000,
+    "after_defaults_bytes": 3_460_000_000,
+    "price": "+8 % (H200, recorded)",
+}
+PNG = "iVBORw0KGgo="  # the start of any PNG file
+
+
+def lesson(path: Path, *sources: str, solution: str = "answer = 42") -> None:
+    """A notebook at `path` with a parameters cell, these code cells, and a solution."""
+    cells = [
+        new_markdown_cell("# A lesson"),
+        new_code_cell('device = "auto"', metadata={"tags": ["parameters"]}),
+        *[new_code_cell(source, execution_count=1) for source in sources],
+        new_code_cell(solution, metadata={"tags": ["solution"]}),
+    ]
+    cells[2]["outputs"] = [nbformat.v4.new_output("stream", text="an answer\n")]
+    notebook = new_notebook(
+        cells=cells,
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+            "language_info": {"name": "python"},
+            "widgets": {},
+        },
+    )
+    nbformat.write(notebook, path)
+
+
+def showing(mimes: dict[str, Any]) -> str:
+    """A cell that shows these."""
+    return f"from IPython.display import display\ndisplay({mimes!r}, raw=True)"
+
+
+@pytest.fixture
+def lessons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two lessons in the place of the real ones."""
+    folder = tmp_path / "notebooks"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "idea.svg").write_text("<svg/>")
+    (folder / "INSTRUCTORS.md").write_text("the usual wrong guess")
+    (folder / ".gitkeep").touch()
+    lesson(folder / "01_where_it_goes.ipynb", showing({series_row(): ROW}))
+    lesson(folder / "06_chunks.ipynb", "import sys; sys.prefix")
+    monkeypatch.setattr(series, "series_folder", lambda: folder)
+    return folder
+
+
+def series_row() -> str:
+    from memlab.cli.run import ROW_TYPE
+
+    return ROW_TYPE
+
+
+def test_lessons_are_found_by_number_and_name(lessons: Path) -> None:
+    assert [lesson.number for lesson in series.find_lessons()] == ["01", "06"]
+    assert [lesson.title for lesson in series.find_lessons(["6"])] == ["chunks"]
+    assert series.find_lessons(["06_chunks", "01"]) == series.find_lessons()
+    with pytest.raises(ValueError, match=r"no lesson '99': the lessons are 01, 06"):
+        series.find_lessons(["99"])
+
+
+def test_the_copy_gives_no_answers_away(lessons: Path, tmp_path: Path) -> None:
+    copied = series.copy_series(tmp_path / "copy")
+    assert copied.written == ("01_where_it_goes.ipynb", "06_chunks.ipynb", "images/idea.svg")
+    text = (tmp_path / "copy" / "06_chunks.ipynb").read_text()
+    assert "sys.prefix" in text
+    assert "an answer" not in text
+    assert "answer = 42" not in text
+    notebook = nbformat.read(tmp_path / "copy" / "06_chunks.ipynb", 4)
+    nbformat.validate(notebook)
+    assert all(cell.get("execution_count") is None for cell in notebook.cells)
+    assert "widgets" not in notebook.metadata
+
+
+def test_solutions_are_kept_on_request(lessons: Path, tmp_path: Path) -> None:
+    copied = series.copy_series(tmp_path / "copy", solutions=True)
+    assert "INSTRUCTORS.md" in copied.written
+    original = (lessons / "06_chunks.ipynb").read_bytes()
+    assert (tmp_path / "copy" / "06_chunks.ipynb").read_bytes() == original
+
+
+def test_a_changed_file_is_never_overwritten(lessons: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    series.copy_series(copy)
+    (copy / "01_where_it_goes.ipynb").write_text("mine")
+    lesson(lessons / "01_where_it_goes.ipynb", "2")
+    lesson(lessons / "06_chunks.ipynb", "2")
+    (copy / "images" / "idea.svg").unlink()
+    copied = series.copy_series(copy)
+    assert copied.kept == ("01_where_it_goes.ipynb",)
+    assert copied.written == ("06_chunks.ipynb", "images/idea.svg")  # old and unchanged; deleted
+    assert (copy / "01_where_it_goes.ipynb").read_text() == "mine"
+    assert series.copy_series(copy).kept == ("01_where_it_goes.ipynb",)  # still, the next time
+
+
+def test_a_file_that_was_there_before_is_kept(lessons: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "06_chunks.ipynb").write_text("mine")
+    (copy / series.MANIFEST).write_text("not json")
+    assert series.copy_series(copy).kept == ("06_chunks.ipynb",)
+    assert (copy / "06_chunks.ipynb").read_text() == "mine"
+
+
+def test_lab_listens_on_this_machine_only(lessons: Path, tmp_path: Path) -> None:
+    command = jupyter_command(tmp_path, browser=False)
+    assert "--ServerApp.ip=127.0.0.1" in command
+    assert "--no-browser" in command
+    assert "--LabApp.default_url=/lab/tree/01_where_it_goes.ipynb" in command
+    assert "--no-browser" not in jupyter_command(tmp_path, browser=True)
+
+
+def test_lab_copies_and_says_what_it_kept(
+    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    assert main(["lab", str(copy), "--copy-only"]) == 0
+    (copy / "06_chunks.ipynb").write_text("mine")
+    assert main(["lab", str(copy), "--copy-only", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] == ["06_chunks.ipynb"]
+
+
+def test_rows_show_both_before_sides() -> None:
+    assert Row.from_output(ROW).cells() == (
+        "LoRA",
+        "19.79",
+        "6.04",
+        "19.89 | 3.46",
+        "-0.10 (-1 %) | 2.58 (43 %)",
+        "+8 % (H200, recorded)",
+    )
+    alone = {"technique": "chunked loss", "off_bytes": 10**10, "after_bytes": 6 * 10**9}
+    assert Row.from_output(alone).cells() == (
+        "chunked loss",
+        "10.00",
+        "—",
+        "6.00",
+        "4.00 (40 %)",
+        "—",
+    )
+    with pytest.raises(TypeError):
+        Row.from_output({"technique": "x", "saved": 1})
+
+
+def test_run_prints_rows_and_writes_the_report(
+    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = showing({"image/png": PNG, "text/plain": "before 2 GB, after <1> GB\nby category"})
+    lesson(lessons / "06_chunks.ipynb", figure, "assert device == 'simulated'", "1 / 0")
+    output = tmp_path / "report"
+    status = main(["run", "--output", str(output), "--device", "simulated"])
+    printed = capsys.readouterr().out
+    assert status == 1  # a lesson failed, the others ran
+    assert "19.89 | 3.46" in printed
+    assert "ZeroDivisionError: division by zero" in printed
+    assert str(output / "report.html") in printed
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert "<td>LoRA</td>" in page
+    assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
+    assert "division by zero" in page
+
+
+def test_run_speaks_json(lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "01", "--json", "--output", str(tmp_path / "report")]) == 0
+    row, report = map(json.loads, capsys.readouterr().out.splitlines())
+    assert row == {**ROW, "error": None}
+    assert Path(report["report"]).is_file()
+
+
+def test_real_lessons_are_numbered_and_in_order() -> None:
+    numbers = [lesson.number for lesson in series.find_lessons()]
+    assert numbers == sorted(set(numbers))
