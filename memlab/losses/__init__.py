@@ -1,0 +1,1 @@
+"""Losses as pure tensor functions, one file a trainer: import them by name."""
