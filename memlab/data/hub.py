@@ -3,10 +3,10 @@
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import datasets
-from datasets import Dataset
+from datasets import Dataset, config, load_dataset
+from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from memlab.data.online import hub_reachable
@@ -88,7 +88,7 @@ def tokenize(
         return {"input_ids": ids[:max_length], "labels": labels[:max_length]}
 
     if encode is _chat and not _marks_assistant(tokenizer):
-        log.warning("the chat template has no {%% generation %%}: the loss counts every token")
+        log.warning("the chat template has no {% generation %}: the loss counts every token")
     tokens = dataset.map(row, remove_columns=dataset.column_names, desc="tokenize")
     tokens = tokens.filter(lambda example: any(label != -100 for label in example["labels"]))
     if not len(tokens):
@@ -110,29 +110,25 @@ def _prompt_completion(example: dict[str, Any], tokenizer: PreTrainedTokenizerBa
         head = tokenizer(prompt)["input_ids"]
         tail = _closed(tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer)
         return head + tail, [0] * len(head) + [1] * len(tail)
-    _need_template(tokenizer)
-    head = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
-    both = tokenizer.apply_chat_template(prompt + completion, return_dict=True)["input_ids"]
-    start = len(head["input_ids"])
+    start = len(_render(tokenizer, prompt, add_generation_prompt=True)["input_ids"])
+    both = _render(tokenizer, prompt + completion)["input_ids"]
     return both, [0] * start + [1] * (len(both) - start)
 
 
 def _chat(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-    _need_template(tokenizer)
-    parts = [part for message in example["messages"] for part in message["content"]]
-    if any(isinstance(part, dict) and "image" in str(part.get("type")) for part in parts):
+    contents = [message["content"] for message in example["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if any("image" in str(part.get("type")) for part in parts):
         raise _refused("an image in column messages")
     marked = _marks_assistant(tokenizer)
-    encoded = tokenizer.apply_chat_template(
-        example["messages"], return_dict=True, return_assistant_tokens_mask=marked
-    )
+    encoded = _render(tokenizer, example["messages"], return_assistant_tokens_mask=marked)
     ids = encoded["input_ids"]
     return ids, encoded["assistant_masks"] if marked else [1] * len(ids)
 
 
-def _closed(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _closed(ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids with the end-of-text token, once, where the tokenizer has one."""
-    eos = tokenizer.eos_token_id
+    eos = cast("int | None", tokenizer.eos_token_id)
     return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
 
 
@@ -140,9 +136,13 @@ def _marks_assistant(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(_GENERATION.search(str(tokenizer.chat_template)))
 
 
-def _need_template(tokenizer: PreTrainedTokenizerBase) -> None:
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any
+) -> dict[str, list[int]]:
+    """The tokens of a conversation, by the tokenizer's chat template."""
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; take an instruction-tuned model's")
+    return cast(Any, tokenizer.apply_chat_template(messages, return_dict=True, **options))
 
 
 def _refused(what: str) -> ValueError:
@@ -167,18 +167,18 @@ def _from_files(path: Path, split: str) -> Dataset:
         )
     try:
         names = [str(file) for file in found]
-        return datasets.load_dataset(kinds.pop(), data_files={"rows": names}, split="rows")
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        return load_dataset(kinds.pop(), data_files={"rows": names}, split="rows")
+    except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).strip().split("\n")[0]
         raise MemlabError(f"dataset {path}: not readable ({reason}); check the file") from error
 
 
 def _from_hub(name: str, split: str) -> Dataset:
     offline = f"offline, take one of {', '.join(OFFLINE)}, or a local file"
-    if not (hub_reachable() or datasets.config.HF_HUB_OFFLINE):
+    if not (hub_reachable() or config.HF_HUB_OFFLINE):
         raise MemlabError(f"dataset {name}: no such path, and the hub can't be reached; {offline}")
     try:
-        return datasets.load_dataset(name, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        return load_dataset(name, split=split)
+    except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).strip().split("\n")[0]
         raise MemlabError(f"dataset {name}, split {split}: {reason}; {offline}") from error

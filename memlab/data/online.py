@@ -4,6 +4,7 @@ import threading
 import urllib.error
 import urllib.request
 from functools import lru_cache
+from http.client import HTTPException
 
 from huggingface_hub import constants
 
@@ -28,7 +29,7 @@ def hub_reachable() -> bool:
             error.close()
             if error.code < 500 and error.code not in (403, 407):  # a proxy's refusal is no hub
                 answered.set()
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):
             return
         else:
             answered.set()

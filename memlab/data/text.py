@@ -48,9 +48,7 @@ class Doc(NamedTuple):
     """One documentation string and what it documents."""
 
     name: str  # dotted, e.g. "torch.nn.modules.linear.Linear.forward"
-    signature: (
-        str  # "def forward(self, input: Tensor) -> Tensor", "class Linear(Module)"; module: ""
-    )
+    signature: str  # "def forward(self, input: Tensor) -> Tensor"; "" for a module
     text: str
 
 
@@ -129,7 +127,9 @@ def _read_all() -> list[Doc]:
     unique: dict[str, Doc] = {}
     for package, paths in SOURCES.items():
         folder = _folder(package)
-        for file in _files(folder, paths) if folder else ():
+        if folder is None:
+            continue
+        for file in _files(folder, paths):
             inside = file.relative_to(folder).with_suffix("").parts
             parts = inside if package == STDLIB else (package, *inside)
             for doc in _parse(file, ".".join(parts).removesuffix(".__init__")):
