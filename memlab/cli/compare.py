@@ -76,5 +76,5 @@ def comparison_table(comparison: Comparison) -> Table:
     for category in CATEGORIES:
         b, a = before.by_category[category], after.by_category[category]
         if b or a:
-            table.add_row(f"  {category.replace('_', ' ')}", gb(b), gb(a), saving(b, a))
+            table.add_row(f"  {category.replace('_', ' ')}", gb(b), gb(a), gb(b - a))
     return table

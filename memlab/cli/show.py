@@ -33,7 +33,7 @@ def print_table(table: Table) -> None:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on stderr where that is a terminal, one line where it is not."""
+    """A spinner on stderr while it lasts, where that is a terminal."""
     console = Console(stderr=True)
     with console.status(what) if console.is_terminal else contextlib.nullcontext():
         yield

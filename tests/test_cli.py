@@ -1,0 +1,325 @@
+"""The command line: what it accepts, what it prints, and one line for each thing it refuses."""
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlab.cli import main
+from memlab.cli.doctor import BROKEN, NOTE, OK
+from memlab.cli.show import gb, saving
+from memlab.cli.switches import parse_switches
+from memlab.errors import MemlabError
+from memlab.experiments import Comparison, Recipe
+from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
+
+# By name: `memlab.cli.compare` holds a function `compare` too.
+compare = importlib.import_module("memlab.cli.compare")
+doctor = importlib.import_module("memlab.cli.doctor")
+estimate = importlib.import_module("memlab.cli.estimate")
+
+
+def measurement(recipe: Recipe) -> Measurement:
+    """A made-up one: logits weigh 6 GB unless the loss is chunked."""
+    sizes = (1_000_000_000, 0, 2_000_000_000, 3_000_000_000, 6_000_000_000, 0, 0)
+    if recipe.loss_type == "chunked_nll":
+        sizes = (*sizes[:4], 1_000_000_000, 0, 0)
+    total = sum(sizes)
+    return Measurement(
+        metered_peak_bytes=total,
+        peak_allocated_bytes=total + 67_108_864,
+        peak_reserved_bytes=total + 500_000_000,
+        by_category=dict(zip(CATEGORIES, sizes, strict=True)),
+        timeline=(Sample(1, "backward", sizes),),
+        host_peak_bytes=0,
+        step_ms=None,
+        device="simulated GPU",
+        simulated=True,
+        versions={"torch": "2.13.0"},
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, str]]:
+    """Measurements are made up; returns the recipes and devices that were asked for."""
+    asked: list[tuple[Recipe, str]] = []
+
+    def fake_measure(recipe: Recipe, *, device: str) -> Measurement:
+        asked.append((recipe, device))
+        return measurement(recipe)
+
+    def fake_compare(before: Recipe, after: Recipe, *, device: str) -> Comparison:
+        sides = (fake_measure(recipe, device=device) for recipe in (before, after))
+        return Comparison(before, after, *sides)
+
+    monkeypatch.setattr(compare, "compare", fake_compare)
+    monkeypatch.setattr(estimate, "measure", fake_measure)
+    return asked
+
+
+COMPARE = "compare --model Qwen/Qwen3-1.7B --batch-size 2 --max-length 2048".split()
+
+
+def test_compare_starts_from_everything_off(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMPARE, "--set", "loss_type=chunked_nll", "--device", "simulated"]) == 0
+    off = Recipe.off(model="Qwen/Qwen3-1.7B", per_device_train_batch_size=2, max_length=2048)
+    assert measured == [(off, "simulated"), (off.replace(loss_type="chunked_nll"), "simulated")]
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert "peak allocated 12.07 7.07 5.00 (41 %)".split() in lines
+    assert "peak reserved 12.50 7.50 5.00 (40 %)".split() in lines
+    assert "logits 6.00 1.00 5.00".split() in lines
+    assert "loss_type: nll -> chunked_nll".split() in lines
+
+
+def test_compare_from_the_defaults(measured: list[tuple[Recipe, str]]) -> None:
+    assert main([*COMPARE, "--before", "defaults", "--set", "gradient_checkpointing=false"]) == 0
+    (before, _), (after, _) = measured
+    assert before.gradient_checkpointing
+    assert not after.gradient_checkpointing
+    assert after.loss_type == "chunked_nll"
+
+
+def test_compare_without_switches_is_off_against_defaults(
+    measured: list[tuple[Recipe, str]],
+) -> None:
+    assert main(COMPARE) == 0
+    sizes = {"model": "Qwen/Qwen3-1.7B", "per_device_train_batch_size": 2, "max_length": 2048}
+    assert [recipe for recipe, _ in measured] == [Recipe.off(**sizes), Recipe.defaults(**sizes)]
+
+
+def test_compare_speaks_json(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMPARE, "--json", "--set", "loss_type=chunked_nll"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (before, _), (after, _) = measured
+    assert told["saved_bytes"] == 5_000_000_000
+    assert told["changed"] == {"loss_type": ["nll", "chunked_nll"]}
+    assert told["before"]["recipe"] == dataclasses.asdict(before)
+    assert told["after"]["by_category"] == measurement(after).by_category
+
+
+def test_estimate_tells_the_cards_that_fit(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "--json"]) == 0
+    assert measured == [(Recipe.defaults(), "auto")]
+    fits = json.loads(capsys.readouterr().out)["fits"]
+    assert fits["8 GB"] == "yes"  # 7.07 allocated, 7.50 reserved
+    peaks = dataclasses.replace(
+        measurement(Recipe()), peak_allocated_bytes=8 * 10**9, peak_reserved_bytes=24 * 10**9
+    )
+    assert list(estimate.fits(peaks).values())[:3] == ["tight", "tight", "yes"]
+    over = dataclasses.replace(peaks, peak_allocated_bytes=8 * 10**9 + 1, peak_reserved_bytes=None)
+    assert list(estimate.fits(over).values())[:2] == ["no", "yes"]
+
+
+def test_estimate_prints_shares(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "--base", "off", "--set", "seed=1"]) == 0
+    assert measured[0][0] == Recipe.off(seed=1)
+    out = capsys.readouterr().out
+    assert "50 %" in out  # the logits, 6 of 12 GB
+    assert "141 GB" in out
+
+
+@pytest.mark.parametrize(
+    ("texts", "switches"),
+    [
+        (["max_length=8"], {"max_length": 8}),
+        (["gradient_checkpointing=True"], {"gradient_checkpointing": True}),
+        (["expandable_segments=off"], {"expandable_segments": False}),
+        (["attn_implementation=none"], {"attn_implementation": None}),
+        (["attn_implementation=eager"], {"attn_implementation": "eager"}),
+        (["model=a=b", "seed=-1"], {"model": "a=b", "seed": -1}),
+    ],
+)
+def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, Any]) -> None:
+    assert parse_switches(texts) == switches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("compare --set los_type=nll", "loss_type"),
+        ("compare --set loss_type=hinge", "chunked_nll"),
+        ("compare --set loss_type", "SWITCH=VALUE"),
+        ("compare --set max_length=long", "give a whole number"),
+        ("compare --set gradient_checkpointing=2", "give true or false"),
+        ("compare --set seed=1 --set seed=2", "given twice"),
+        ("compare --set loss_type=nll", "nothing differs from --before off"),
+        ("compare --before defaults", "nothing differs from --before defaults"),
+        ("compare --max-length 0", "give 1 or more"),
+        ("compare --batch-size -1", "give 1 or more"),
+        ("estimate --model no/such-model", "Qwen/Qwen3-0.6B"),
+        ("run 99", "the lessons are"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("memlab: ")
+    assert told.err.count("\n") == 1
+    assert says in told.err
+
+
+@pytest.mark.parametrize("error", [MemlabError("two\nlines"), TypeError("two\nlines")])
+def test_errors_of_a_measurement_are_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(estimate, "measure", fail)
+    assert main(["estimate"]) == 2
+    assert capsys.readouterr().err == "memlab: two lines\n"
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(estimate, "measure", fail)
+    with pytest.raises(KeyError):
+        main(["estimate"])
+
+
+def test_a_folder_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["lab", str(tmp_path / "file"), "--copy-only"]) == 2
+    assert "choose another folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
+)
+def test_no_permission_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    assert main(["lab", str(tmp_path / "folder"), "--copy-only"]) == 2
+    assert "choose another folder" in capsys.readouterr().err
+
+
+def test_permission_errors_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(["lab", str(tmp_path / "folder"), "--copy-only"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"{tmp_path / 'folder'} (Permission denied): choose another folder" in told
+
+
+def test_unknown_options_are_refused_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--models", "x"])
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["", "compare", "estimate", "doctor", "run", "lab"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    assert "usage: memlab" in capsys.readouterr().out
+
+
+def test_help_and_import_load_nothing_heavy() -> None:
+    code = (
+        "import sys, memlab, memlab.cli\n"
+        "try: memlab.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'rich', 'papermill'} & {*sys.modules}))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.perf_counter() - started < 3  # 0.04 s on an idle machine
+
+
+def test_lazy_names_resolve() -> None:
+    import memlab
+
+    assert all(hasattr(memlab, name) for name in memlab.__all__)
+    assert {*memlab.__all__} <= {*dir(memlab)}
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        memlab.nothing_like_it  # noqa: B018
+
+
+def findings(part: Any) -> dict[str, tuple[str, str]]:
+    return {finding.subject: (finding.state, finding.says) for finding in part}
+
+
+def test_doctor_warns_of_the_new_allocator_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    state, says = findings(doctor.allocator_settings())["PYTORCH_CUDA_ALLOC_CONF"]
+    assert state == NOTE
+    assert "sleep mode" in says
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert findings(doctor.allocator_settings())["PYTORCH_CUDA_ALLOC_CONF"][0] == OK
+
+
+def test_doctor_checks_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: ["rich<1", "no-such>=2", "x; extra == 'y'"])
+    found = findings(doctor.packages())
+    assert found["rich"][0] == BROKEN
+    assert "pip install 'rich<1'" in found["rich"][1]
+    assert found["no-such"] == (BROKEN, "missing: pip install 'no-such>=2'")
+    assert "x" not in found
+
+
+def test_doctor_reports_a_torch_without_the_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from memlab.instruments import device
+
+    monkeypatch.setattr(device, "HOOK", "no_such_hook")
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    state, says = findings(doctor.devices())["simulated GPU"]
+    assert state == BROKEN
+    assert "install torch" in says
+    monkeypatch.setattr(doctor, "hub", lambda: doctor.Finding("hub", OK, ""))
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    assert "install torch" in told.err
+    assert "state" in told.out  # the whole table is still there
+
+
+def test_doctor_honours_offline_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.SimpleNamespace(HF_HUB_OFFLINE=True, ENDPOINT="unused:")
+    monkeypatch.setattr("huggingface_hub.constants", fake)
+    assert doctor.hub().state == NOTE
+    assert "HF_HUB_OFFLINE" in doctor.hub().says
+
+
+def test_doctor_reports_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert doctor.folder("cache", tmp_path / "file").state == BROKEN
+    assert doctor.folder("cache", tmp_path / "new").state == OK
+
+
+def test_sizes_in_words() -> None:
+    assert [gb(19_790_000_000), gb(-1), gb(None)] == ["19.79", "0.00", "—"]
+    assert saving(10 * 10**9, 4 * 10**9) == "6.00 (60 %)"
+    assert saving(10 * 10**9, 11 * 10**9) == "-1.00 (-10 %)"
+    assert saving(None, 1) == "—"
