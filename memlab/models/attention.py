@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -141,10 +142,8 @@ def _on_card(
 
 
 def no_mask(
-    batch_size: int,
-    q_length: int,
+    *,
     kv_length: int,
-    *args: Any,
     attention_mask: Tensor | None = None,  # (B, S), True for a real token
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
@@ -153,9 +152,10 @@ def no_mask(
     """Mask function for transformers: None, after checking that none is needed.
 
     Raises ValueError for left padding, several documents in a row, custom masks, and windows
-    shorter than the keys.
+    shorter than the keys. Simulated positions can't be read, so transformers takes every simulated
+    batch for packed documents; there, only `cu_seq_lens_q` tells them (see `attention`).
     """
-    if not allow_is_causal_skip:
+    if not allow_is_causal_skip and detect_fake_mode() is None:
         raise ValueError(_refusal("several documents in a row, or a custom mask"))
     _check_window(local_size, kv_length)
     if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):

@@ -10,9 +10,10 @@ import copy
 import difflib
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from huggingface_hub import constants, get_session, snapshot_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -40,7 +41,7 @@ def load_config(name: str) -> PreTrainedConfig:
     if values is not None:
         return AutoConfig.for_model(**values, name_or_path=name, architectures=None)
     folder = Path(name)
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"model {name!r} is a folder without a config.json: give one with it")
         config = AutoConfig.from_pretrained(name, local_files_only=True)
@@ -59,7 +60,7 @@ def _hub_config(name: str) -> PreTrainedConfig:
         try:
             return AutoConfig.from_pretrained(name)
         except (OSError, ValueError) as error:
-            why = f"the hub answered: {str(error).strip().splitlines()[0]}"
+            why = f"the hub answered: {_first_line(error)}"
     else:
         why = "the hub could not be reached"
     if _VISION_NAME.search(name.lower()):
@@ -94,8 +95,6 @@ def _vision_refusal(name: str) -> str:
 
 def hub_reachable(timeout_s: float = _HUB_TIMEOUT_S) -> bool:
     """Whether the hub answers within `timeout_s` seconds; False at once under HF_HUB_OFFLINE."""
-    from huggingface_hub import constants, get_session
-
     if constants.HF_HUB_OFFLINE:
         return False
     try:
@@ -191,24 +190,37 @@ def load_pretrained(
         raise ValueError(f"model {name!r} has no trained weights: build it with random ones")
     config = load_config(name)
     attention = attn_implementation or resolve_attention(config, None, torch.device(device).type)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    folder = _weights_folder(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=attention, local_files_only=True
+        )
     except OSError as error:
-        if Path(name).is_dir():
-            raise MemlabError(f"no weights in the folder {name!r}: save_pretrained them") from error
-        model = _download(name, options)
+        raise MemlabError(
+            f"no weights in the folder {folder}: save_pretrained writes them"
+        ) from error
     return model.to(device)
 
 
-def _download(name: str, options: dict[str, Any]) -> PreTrainedModel:
-    if not hub_reachable():
-        raise MemlabError(
-            f"the weights of {name!r} are not on this machine and the hub could not be reached: "
-            "give a local folder, or build the model with random weights"
-        )
+def _weights_folder(name: str) -> str:
+    """A local folder as it is, else the hub's files in its cache, brought there where reachable."""
+    if Path(name).is_dir():
+        return name
+    reachable = hub_reachable()
     try:
-        return AutoModelForCausalLM.from_pretrained(name, **options)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise MemlabError(f"the hub does not give the weights of {name!r}: {reason}") from error
+        return snapshot_download(
+            name,
+            local_files_only=not reachable,
+            allow_patterns=["*.json", "*.safetensors"],
+            ignore_patterns=["consolidated*", "original/*"],  # second copies of the same weights
+        )
+    except (OSError, ValueError) as error:
+        why = f"does not give them: {_first_line(error)}" if reachable else "could not be reached"
+        raise MemlabError(
+            f"the weights of {name!r} are not on this machine, and the hub {why}; give a local "
+            "folder, or build the model with random weights"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

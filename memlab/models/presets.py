@@ -5,6 +5,7 @@ arithmetic, in the spelling of transformers 5 (`rope_parameters` holds theta and
 Importing this file costs nothing: it needs neither torch nor transformers.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -193,4 +194,4 @@ ALIASES: Mapping[str, str] = {
 def preset(name: str) -> Shape | None:
     """Configuration values of a model known without network (a copy), or None."""
     values = PRESETS.get(ALIASES.get(name, name))
-    return None if values is None else dict(values)
+    return None if values is None else copy.deepcopy(values)
