@@ -44,9 +44,10 @@ def lesson(path: Path, *sources: str, solution: str = "answer = 42") -> None:
     nbformat.write(notebook, path)
 
 
-def showing(mimes: dict[str, Any]) -> str:
+def showing(mimes: dict[str, Any], alt: str | None = None) -> str:
     """A cell that shows these."""
-    return f"from IPython.display import display\ndisplay({mimes!r}, raw=True)"
+    metadata = {"image/png": {"alt": alt}} if alt else {}
+    return f"from IPython.display import display\ndisplay({mimes!r}, raw=True, metadata={metadata})"
 
 
 @pytest.fixture
@@ -163,8 +164,9 @@ def test_rows_show_both_before_sides() -> None:
 def test_run_prints_rows_and_writes_the_report(
     lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figure = showing({"image/png": PNG, "text/plain": "before 2 GB, after <1> GB\nby category"})
-    lesson(lessons / "06_chunks.ipynb", figure, "assert device == 'simulated'", "1 / 0")
+    figure = {"image/png": PNG, "text/plain": "before 2 GB, after <1> GB\nby category"}
+    figures = (showing(figure), showing(figure, alt='Bars, "before" taller'))
+    lesson(lessons / "06_chunks.ipynb", *figures, "assert device == 'simulated'", "1 / 0")
     output = tmp_path / "report"
     status = main(["run", "--output", str(output), "--device", "simulated"])
     printed = capsys.readouterr().out
@@ -175,6 +177,7 @@ def test_run_prints_rows_and_writes_the_report(
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<td>LoRA</td>" in page
     assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
+    assert 'alt="Bars, &quot;before&quot; taller"' in page
     assert "division by zero" in page
 
 

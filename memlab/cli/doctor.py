@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -23,7 +22,6 @@ from memlab.errors import MemlabError
 
 OK, NOTE, BROKEN = "ok", "note", "broken"
 OPTIONAL = ("trl", "triton", "flash-attn", "vllm", "bitsandbytes")
-HUB_SECONDS = 3
 
 
 @dataclass(frozen=True)
@@ -121,12 +119,11 @@ def hub() -> Finding:
 
     if constants.HF_HUB_OFFLINE:
         return Finding("hub", NOTE, "HF_HUB_OFFLINE is set: models come from presets")
-    try:
-        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-        urllib.request.urlopen(request, timeout=HUB_SECONDS).close()
-    except OSError:
-        return Finding("hub", NOTE, "not reachable: models come from presets, which is enough")
-    return Finding("hub", OK, "reachable")
+    from memlab.data.online import hub_reachable
+
+    if hub_reachable():
+        return Finding("hub", OK, "reachable")
+    return Finding("hub", NOTE, "not reachable: models come from presets, which is enough")
 
 
 def folder(subject: str, path: Path) -> Finding:

@@ -67,12 +67,13 @@ def _figures(notebook: Path) -> Iterator[str]:
             data = output.get("data", {})
             if "image/png" in data:
                 text = _joined(data.get("text/plain", ""))
-                yield _figure(_joined(data["image/png"]), text)
+                alt = output.get("metadata", {}).get("image/png", {}).get("alt")
+                yield _figure(_joined(data["image/png"]), text, alt or text.partition("\n")[0])
 
 
-def _figure(png: str, text: str) -> str:
-    alt = html.escape(text.strip().partition("\n")[0] or "figure", quote=True)
-    image = f'<img src="data:image/png;base64,{"".join(png.split())}" alt="{alt}">'
+def _figure(png: str, text: str, alt: str) -> str:
+    source = "data:image/png;base64," + "".join(png.split())
+    image = f'<img src="{source}" alt="{html.escape(alt or "figure")}">'
     details = f"<details><summary>as text</summary><pre>{html.escape(text)}</pre></details>"
     return f"<figure>\n{image}\n{details if text else ''}\n</figure>"
 
