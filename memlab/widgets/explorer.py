@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ipywidgets
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.widgets.figures import Row, bare, bars, line, points, scale, text_width
@@ -19,20 +21,27 @@ Peaks = Mapping[str, int]  # bytes by category at the metered peak
 CURRENT = "#D55E00"
 
 
+class Points(NamedTuple):
+    """Where `explore` looks peaks up: the axes' steps, a setting's peak, whether it is known."""
+
+    axes: dict[str, list[Value]]
+    at: Callable[[Setting], Peaks]
+    known: Callable[[Setting], bool]
+
+
 class Explore(Live):
     """An interactive figure over settings; made by `explore`."""
 
     def __init__(
         self,
-        axes: Mapping[str, Sequence[Value]],
-        at: Callable[[Setting], Peaks],
-        known: Callable[[Setting], bool],
+        points: Points,
         start: Setting,
         labels: Mapping[str, str],
         reference: tuple[str, int] | None,
         exact: Callable[[Setting], Measurement] | None,
     ) -> None:
-        self.axes, self._at, self._known, self._exact = axes, at, known, exact
+        axes = self.axes = points.axes
+        self._at, self._known, self._exact = points.at, points.known, exact
         self.reference, self.labels = reference, labels
         self.along = next(iter(axes))
         self.exactly: tuple[Setting, Peaks] | None = None
@@ -80,23 +89,40 @@ class Explore(Live):
             self.button.disabled = False
         self.redraw()
 
-    def draw(self) -> None:
-        self.figure.clear()
-        here = self.setting
-        rows = [(self._name(here), _row(self._at(here)))]
-        if self.exactly:
-            rows.append((f"exactly {self._name(self.exactly[0])}", _row(self.exactly[1])))
-        curve = self._curve()
-        limit = max([y for _, y in curve] + [row.total for _, row in rows] + [self._reference or 0])
-        height = 0.4 + 0.5 * len(rows)
-        left = 0.05 + 0.0088 * max(len(label) for label, _ in rows)
+    def ground(self) -> Hashable:
+        fixed = tuple((axis, v) for axis, v in self.setting.items() if axis != self.along)
+        exactly = self.exactly and tuple(self.exactly[0].values())
+        return self.along, fixed, exactly, len(self._curve())
+
+    def draw_ground(self) -> None:
         tall = self.figure.get_size_inches()[1]
-        ax = self.figure.add_axes(
-            (left, 1 - (height - 0.3) / tall, 0.985 - left, (height - 0.4) / tall)
-        )
-        bars(ax, rows, limit=limit)
-        ax = self.figure.add_axes((0.075, 0.52 / tall, 0.9, 1 - (height + 0.95) / tall))
-        self._draw_curve(ax, curve, limit)
+        self._ax = self.figure.add_axes((0.075, 0.48 / tall, 0.9, 1 - (self._bars + 0.78) / tall))
+        self._draw_curve(self._ax)
+
+    def draw_over(self) -> Sequence[Artist]:
+        x = self.axes[self.along].index(self.setting[self.along])
+        return [*self._mark(x, sum(self._at(self.setting).values()), "o"), self._draw_bars()]
+
+    @property
+    def _bars(self) -> float:
+        """Inches that the bars take."""
+        return 1.45 if self.exactly else 0.95
+
+    def _draw_bars(self) -> Axes:
+        rows = [(self._name(self.setting), _row(self._at(self.setting)))]
+        if self.exactly:
+            rows.append((f"exactly {self.exactly[0][self.along]}", _row(self.exactly[1])))
+        widest = max(len(self._name({self.along: value})) for value in self.axes[self.along])
+        left, tall = 0.03 + 0.0088 * widest, self.figure.get_size_inches()[1]
+        box = (left, 1 - (self._bars - 0.3) / tall, 0.985 - left, (self._bars - 0.35) / tall)
+        ax = self.figure.add_axes(box)
+        bars(ax, rows, limit=self._limit(), names=False)
+        return ax
+
+    def _limit(self) -> int:
+        """The largest peak in sight, in bytes."""
+        exactly = sum(self.exactly[1].values()) if self.exactly else 0
+        return max([y for _, y in self._curve()] + [exactly, self._reference or 0])
 
     @property
     def _reference(self) -> int | None:
@@ -110,21 +136,17 @@ class Explore(Live):
         settings = [{**self.setting, self.along: value} for value in self.axes[self.along]]
         return [(i, sum(self._at(s).values())) for i, s in enumerate(settings) if self._known(s)]
 
-    def _draw_curve(self, ax: Any, curve: list[tuple[int, int]], limit: int) -> None:
-        steps = self.axes[self.along]
+    def _draw_curve(self, ax: Axes) -> None:
+        steps, curve, limit = self.axes[self.along], self._curve(), self._limit()
         bare(ax)
         ax.set_xlim(-0.4, len(steps) - 0.6)
         ax.set_ylim(0, 1.2 * limit)
         ax.plot(*zip(*curve, strict=True), "-o", color=INK, lw=1.4, ms=3.5, zorder=3)
         if self.reference:
             line(ax, *self.reference)
-        x = steps.index(self.setting[self.along])
-        self._mark(ax, x, dict(curve)[x], "o")
-        if self.exactly and all(isinstance(v, int) for v in steps):
-            setting, peaks = self.exactly
-            order = np.argsort(steps)
-            x = float(np.interp(setting[self.along], np.array(steps)[order], order))
-            self._mark(ax, x, sum(peaks.values()), "D", below=True)
+        if self.exactly:
+            x = _between(steps, self.exactly[0][self.along])
+            self._mark(x, sum(self.exactly[1].values()), "D", below=True)
         every = max(
             1, round(max(text_width(f"{v} ") for v in steps) * len(steps) / points(ax)[0] + 0.5)
         )
@@ -136,9 +158,10 @@ class Explore(Live):
         ax.spines["bottom"].set_color(FAINT)
         scale(ax, 1.15 * limit)
 
-    def _mark(self, ax: Any, x: float, y: int, marker: str, *, below: bool = False) -> None:
-        ax.plot([x], [y], marker, ms=8, mfc=CURRENT, mec="white", mew=1.2, zorder=4, clip_on=False)
-        ax.annotate(
+    def _mark(self, x: float, y: int, marker: str, *, below: bool = False) -> Sequence[Artist]:
+        """A point of the curve with its value."""
+        look = {"ms": 8, "mfc": CURRENT, "mec": "white", "mew": 1.2, "clip_on": False}
+        value = self._ax.annotate(
             gb(y),
             (x, y),
             (0, -9 if below else 8),
@@ -148,8 +171,8 @@ class Explore(Live):
             fontsize=FONT,
             fontweight="bold",
             color=INK,
-            zorder=5,
         )
+        return [*self._ax.plot([x], [y], marker, zorder=4, **look), value]
 
     def says(self) -> str:
         peaks = self._at(self.setting)
@@ -193,41 +216,49 @@ def explore(
     the button "Simulate exactly" calls.
     Raises ValueError for axes that are missing, empty or don't hold `start`.
     """
-    if isinstance(source, Grid):
-        grid, seen = source, None
-    elif isinstance(source, Mapping):
-        if not isinstance(axes, str):
-            raise ValueError("explore: a mapping needs axes='name of its keys'")
-        grid, seen = Grid.simulate({axes: list(source)}, lambda s: source[s[axes]]), None
-    else:
-        if not isinstance(axes, Mapping):
-            raise ValueError("explore: a function needs axes={'name': [values, ...]}")
-        grid, seen = None, {}
-    steps = {k: list(v) for k, v in (grid.axes if grid else axes).items()}  # type: ignore[union-attr]
-    if not steps or not all(steps.values()):
-        raise ValueError(f"explore: axes={steps}: give at least one axis with at least one value")
-    first = {k: v[0] for k, v in steps.items()} | dict(start or {})
+    points = _points(source, axes)
+    first = {k: v[0] for k, v in points.axes.items()} | dict(start or {})
     for axis, value in first.items():
-        if value not in steps.get(axis, ()):
-            raise ValueError(f"explore: start {axis}={value!r} is not one of {steps.get(axis)}")
+        if value not in points.axes.get(axis, ()):
+            raise ValueError(f"explore: start {axis}={value!r} is not in {points.axes}")
+    line = None
+    if reference:
+        n = reference[1]
+        line = (reference[0], n.metered_peak_bytes if isinstance(n, Measurement) else n)
+    names = {axis: axis for axis in points.axes} | dict(labels or {})
+    return Explore(points, first, names, line, exact)
+
+
+def _points(source: Any, axes: Any) -> Points:
+    if isinstance(source, Grid):
+        steps = {axis: list(values) for axis, values in source.axes.items()}
+        return Points(steps, source.at, lambda setting: True)
+    if isinstance(source, Mapping):
+        if not isinstance(axes, str) or not source:
+            raise ValueError(
+                "explore: a mapping needs axes='name of its keys' and at least one key"
+            )
+        return _points(Grid.simulate({axes: list(source)}, lambda s: source[s[axes]]), None)
+    if not isinstance(axes, Mapping) or not axes or not all(axes.values()):
+        raise ValueError(f"explore: a function needs axes={{'name': [values, ...]}}, not {axes!r}")
+    seen: dict[tuple[Value, ...], Peaks] = {}
 
     def at(setting: Setting) -> Peaks:
-        if grid:
-            return grid.at(setting)
         key = tuple(setting.values())
         if key not in seen:
             seen[key] = source(setting).by_category
         return seen[key]
 
-    def known(setting: Setting) -> bool:
-        return grid is not None or tuple(setting.values()) in seen
+    steps = {axis: list(values) for axis, values in axes.items()}
+    return Points(steps, at, lambda setting: tuple(setting.values()) in seen)
 
-    line = None
-    if reference:
-        n = reference[1]
-        line = (reference[0], n.metered_peak_bytes if isinstance(n, Measurement) else n)
-    names = {axis: axis for axis in steps} | dict(labels or {})
-    return Explore(steps, at, known, first, names, line, exact)
+
+def _between(steps: Sequence[Any], value: Any) -> float:
+    """Where `value` lies along the steps, in steps; for words, the step itself."""
+    if value in steps:
+        return steps.index(value)
+    order = np.argsort(steps)
+    return float(np.interp(value, np.array(steps)[order], order))
 
 
 def _row(peaks: Peaks) -> Row:

@@ -7,7 +7,7 @@ bytes and shown in GB (1e9 bytes).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -61,13 +61,13 @@ def bars(
     rows: Sequence[tuple[str, Measurement | Row]],
     *,
     limit: int | None = None,
-    key: bool = True,
+    names: bool = True,
 ) -> None:
     """Stacked horizontal bars, one a row: bytes by category, their total, and bytes reserved.
 
     `limit` fixes the right end of the axis in bytes, so that a redrawn figure keeps its scale.
-    Categories too narrow for their name are named in a key below (`key=False`: nowhere). Raises
-    ValueError without rows.
+    Categories too narrow for their name are named in a key below; with `names=False` all are, so
+    that nothing jumps between steps of a slider. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("bars: rows is empty; give at least one (label, measurement)")
@@ -81,15 +81,14 @@ def bars(
     bytes_a_point = ax.get_xlim()[1] / width
     named: set[str] = set()
     for y, (_, row) in enumerate(shown):
-        named |= _bar(ax, y, row, bytes_a_point)
+        named |= _bar(ax, y, row, bytes_a_point, names)
     ax.set_yticks(range(len(shown)), [label for label, _ in shown], fontsize=FONT, color=INK)
     ax.tick_params(axis="y", length=0, pad=6)
-    if key:
-        present = [c for c in CATEGORIES if any(row.by_category.get(c) for _, row in shown)]
-        _key(ax, [c for c in present if c not in named], below=0.0)
+    present = [c for c in CATEGORIES if any(row.by_category.get(c) for _, row in shown)]
+    _key(ax, [c for c in present if c not in named], below=0.0)
 
 
-def _bar(ax: Axes, y: float, row: Row, bytes_a_point: float) -> set[str]:
+def _bar(ax: Axes, y: float, row: Row, bytes_a_point: float, names: bool) -> set[str]:
     """One stacked bar at height y; returns the categories whose name found room on it."""
     named, left = set(), 0
     for category in CATEGORIES:
@@ -99,7 +98,7 @@ def _bar(ax: Axes, y: float, row: Row, bytes_a_point: float) -> set[str]:
         look = LOOKS[category]
         ax.barh(y, n, 0.62, left, color=look.colour, hatch=look.hatch, edgecolor=HATCH, lw=0.6)
         room, number = n / bytes_a_point, gb(n, unit=False)
-        if room >= text_width(look.name) + 4:
+        if names and room >= text_width(look.name) + 4:
             _label(ax, left + n / 2, y, f"{look.name}\n{number}", look.ink, look.colour)
             named.add(category)
         elif room >= text_width(number):
@@ -123,7 +122,7 @@ def _bar(ax: Axes, y: float, row: Row, bytes_a_point: float) -> set[str]:
     return named
 
 
-def _beyond(ax: Axes, x: float, y: float, up: float, text: str, **style: object) -> None:
+def _beyond(ax: Axes, x: float, y: float, up: float, text: str, **style: Any) -> None:
     """Text just right of a bar's end, `up` points above its middle."""
     ax.annotate(text, (x, y), (6, up), textcoords="offset points", va="center", **style)
 
@@ -164,7 +163,13 @@ def _key(ax: Axes, categories: Sequence[str], *, below: float) -> None:
     )
 
 
-def _legend(ax: Axes, handles: Sequence[Patch], *, loc: str, anchor: tuple[float, float]) -> None:
+def _legend(
+    ax: Axes,
+    handles: Sequence[Patch],
+    *,
+    loc: Literal["upper left", "lower right"],
+    anchor: tuple[float, float],
+) -> None:
     """A frameless one-line key; several may stand on one `Axes`."""
     ax.add_artist(
         Legend(
@@ -394,7 +399,7 @@ def _phases(ax: Axes, runs: Sequence[tuple[str, int, int]], bottom: float) -> No
             )
         if len(runs) <= 12:
             ax.axvline(start, 0, bottom, color=FAINT, lw=0.6, zorder=0.5)
-    unnamed = [p for p in dict.fromkeys(p for p, _, _ in runs) if p not in roomy]
+    unnamed = [p for p in dict.fromkeys(p for p, _, _ in runs) if p not in {*roomy, "setup"}]
     if unnamed:
         _legend(
             ax,

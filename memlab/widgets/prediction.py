@@ -53,7 +53,7 @@ class Predict:
         except ValueError as error:
             self._say(str(error))
 
-    def lock(self, guess: str | float) -> None:
+    def lock(self, guess: str | float | None) -> None:
         """Keeps `guess`, as the button does.
 
         Raises ValueError for what is no option or out of range, and once a guess is locked.
@@ -63,12 +63,11 @@ class Predict:
         if isinstance(self.choice, ipywidgets.RadioButtons):
             if guess not in self.options:
                 raise ValueError(f"choose one of: {', '.join(map(str, self.options))}")
-        elif not isinstance(guess, int | float) or not self.options[0] <= guess <= self.options[1]:
-            raise ValueError(f"give a number from {self.options[0]:g} to {self.options[1]:g}")
-        self.choice.value = guess
-        self.guess = guess
+        elif not isinstance(guess, int | float) or not self.choice.min <= guess <= self.choice.max:
+            raise ValueError(f"give a number from {self.choice.min:g} to {self.choice.max:g}")
+        self.choice.value = self.guess = guess
         self.choice.disabled = self.button.disabled = True
-        self._say(f"Locked: {self._named(guess)}")
+        self._say(f"Locked: {self._named(self.choice.value)}")
 
     def beside(self, answer: str | float) -> str:
         """One line with the guess and the answer; without a guess, the answer alone."""

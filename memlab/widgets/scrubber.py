@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import ipywidgets
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 
-from memlab.instruments.measurement import CATEGORIES, Measurement
+from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 from memlab.widgets.figures import bare, points, series, text_width, timeline
 from memlab.widgets.live import Live, described
 from memlab.widgets.show import WIDTH, columns
@@ -30,29 +32,28 @@ class Scrub(Live):
             style=described(["moment"]),
             layout={"width": "52em", "max_width": "100%"},
         )
-        self._cursor: Any = None
-        self._beside: Any = None
         super().__init__([self.slider], (WIDTH, 2.9))
         self.slider.observe(self.redraw, names="value")
 
     @property
-    def sample(self) -> Any:
+    def sample(self) -> Sample:
         """The moment under the cursor."""
         return self.measurement.timeline[self.slider.value]
 
-    def draw(self) -> None:
-        event = self.events[self.slider.value]
-        if self._cursor is None:
-            ax = self.figure.add_axes((0.066, 0.12, 0.6, 0.76))
-            timeline(ax, self.measurement)
-            self._cursor = ax.axvline(event, color=INK, lw=1.4, zorder=7)
-            self._beside = self.figure.add_axes((0.79, 0.12, 0.2, 0.76))
-        self._cursor.set_xdata([event, event])
-        self._draw_bars(self._beside)
+    def ground(self) -> None:
+        return None  # the timeline never changes
 
-    def _draw_bars(self, ax: Any) -> None:
+    def draw_ground(self) -> None:
+        self._ax = self.figure.add_axes((0.066, 0.12, 0.6, 0.76))
+        timeline(self._ax, self.measurement)
+
+    def draw_over(self) -> Sequence[Artist]:
+        cursor = self._ax.axvline(self.sample.event, color=INK, lw=1.4)
+        return [cursor, self._bars()]
+
+    def _bars(self) -> Axes:
         """One bar a category that is ever alive, on a scale that stays the same over the step."""
-        ax.clear()
+        ax = self.figure.add_axes((0.79, 0.12, 0.2, 0.76))
         bare(ax)
         ever = [i for i in range(len(CATEGORIES)) if self.live[:, i].any()]
         width = points(ax)[0]
@@ -80,6 +81,7 @@ class Scrub(Live):
             color=INK,
             pad=8,
         )
+        return ax
 
     def says(self) -> str:
         parts = ", ".join(

@@ -33,7 +33,7 @@ LOOKS = {
 
 PHASES = {  # phase -> (colour of its band, colour of its name)
     "setup": ("#f4f4f4", INK),
-    "generate": ("#efe3ea", INK),
+    "generation": ("#efe3ea", INK),
     "forward": ("#e3e3e3", INK),
     "backward": ("#a9a9a9", INK),
     "optimizer": ("#555555", "white"),
