@@ -4,7 +4,7 @@ Computes  F.cross_entropy((h @ w.T).float(), y) over the n labels that are not -
 Without   the (N, V) logits: C rows of them at a time, once more in backward; -100 rows never
 Memory    bytes kept for backward, bf16: 4*N*V + 2*(N+V)*D + 8*N -> 2*(N+V)*D + 8*N + 12*n
           (dft 4*N more; scalars: the loss, the number of labels). Peak above h, w, y, dh, dw:
-          12*N*V -> 2*V*D + max(6*C*V + 2*C*D, 2*V*D) + 12*n, dw being summed in fp32
+          12*N*V -> max(6*C*V, 2*V*D) + 2*V*D + 2*C*D + 12*n, dw being summed in fp32
           (n <= C or a frozen head: 6*C*V + 2*C*D + 12*n; softcap: 4*C*V more)
 Use       loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
           loss.backward()
@@ -60,6 +60,8 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, *_):  # (N,)
+        if g is None:
+            return (None,) * 9
         (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
         wide = w.dtype if len(rows) <= chunk else log_sum.dtype  # chunks add up in fp32
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None

@@ -1,0 +1,435 @@
+"""Chunked cross-entropy: the values, gradients and bytes of its header, and the file on its own."""
+
+import inspect
+import shutil
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memlab.techniques import chunked_loss
+from memlab.techniques.chunked_loss import (
+    chunked_cross_entropy,
+    chunked_token_logprobs,
+    cross_entropy,
+    token_loss,
+)
+
+OPTIONS = [
+    {},
+    {"loss_type": "dft"},
+    {"logit_scale": 0.25},
+    {"softcap": 2.0},
+    {"softcap": 3.0, "logit_scale": 1.7, "loss_type": "dft", "num_items_in_batch": 50},
+    {"num_items_in_batch": torch.tensor(41)},
+]
+
+
+def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    h = torch.randn(n, d, generator=rng, dtype=torch.float64).to(dtype)
+    w = torch.randn(v, d, generator=rng, dtype=torch.float64).to(dtype)
+    bias = torch.randn(v, generator=rng, dtype=torch.float64).to(dtype)
+    y = torch.randint(v, (n,), generator=rng)
+    y[torch.rand(n, generator=rng) < masked] = -100
+    return h, w, y, bias
+
+
+def run(loss, h, w, y, bias=None, **options):
+    """Value and gradients: loss, dh, dw and, with a bias, dbias."""
+    leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
+    value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
+    value.backward()
+    return [value.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def assert_same(a, b, tol):
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("chunk", [4, 29, 1000])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("masked", [0.0, 0.4])
+def test_equals_full_logits_in_fp64(options, chunk, with_bias, masked):
+    h, w, y, bias = inputs(masked=masked)
+    bias = bias if with_bias else None
+    full = run(cross_entropy, h, w, y, bias, **options)
+    assert_same(run(chunked_cross_entropy, h, w, y, bias, chunk=chunk, **options), full, 1e-12)
+
+
+def test_full_logits_equal_torch():
+    h, w, y, bias = inputs()
+    z = 5 * torch.tanh((h @ w.T + bias) * 0.5 / 5)
+    ours = cross_entropy(h, w, y, bias=bias, logit_scale=0.5, softcap=5)
+    torch.testing.assert_close(ours, F.cross_entropy(z, y), rtol=1e-12, atol=0)
+
+
+def test_equals_full_logits_in_fp32():
+    h, w, y, bias = inputs(200, 50, 16, torch.float32)
+    full = run(cross_entropy, h, w, y, bias)
+    assert_same(run(chunked_cross_entropy, h, w, y, bias, chunk=64), full, 1e-5)
+
+
+@given(
+    n=st.integers(1, 12),
+    v=st.integers(1, 9),
+    d=st.integers(1, 5),
+    chunk=st.integers(1, 14),
+    masked=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_sizes_and_masks(n, v, d, chunk, masked, seed):
+    h, w, y, bias = inputs(n, v, d, masked=masked, seed=seed)
+    full = run(cross_entropy, h, w, y, bias)
+    assert_same(run(chunked_cross_entropy, h, w, y, bias, chunk=chunk), full, 1e-12)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_gradcheck(softcap):
+    h, w, y, bias = inputs(6, 5, 3)
+    leaves = [t.requires_grad_() for t in (h, w, bias)]
+
+    def weighted(h, w, bias):
+        logp, _, _ = chunked_token_logprobs(
+            h, w, y, bias=bias, chunk=4, softcap=softcap, logit_scale=0.7
+        )
+        return logp * torch.arange(1, 7)
+
+    assert torch.autograd.gradcheck(weighted, leaves)
+
+
+@pytest.mark.parametrize(("v", "chunk"), [(500, 64), (4000, 512)])
+def test_bf16_is_as_close_to_fp64_as_full_logits(v, chunk):
+    h, w, y, _ = inputs(512, v, 64)
+    h, w = h.bfloat16(), (w * 0.1).bfloat16()
+    exact = run(cross_entropy, h.double(), w.double(), y)
+    full, chunked = (
+        [(x.double() - e).norm() / e.norm() for x, e in zip(got, exact, strict=True)]
+        for got in (run(cross_entropy, h, w, y), run(chunked_cross_entropy, h, w, y, chunk=chunk))
+    )
+    assert chunked[0] <= 1.01 * full[0] + 1e-7
+    assert all(c <= 1.01 * f for c, f in zip(chunked[1:], full[1:], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_promotes_to_at_least_fp32(dtype):
+    h, w, y, _ = inputs(dtype=dtype)
+    expected = torch.promote_types(dtype, torch.float32)
+    assert chunked_cross_entropy(h, w, y).dtype == expected
+    assert cross_entropy(h, w, y).dtype == expected
+
+
+def test_uniform_dft_is_half_of_nll():
+    h, w, y = torch.zeros(4, 3), torch.zeros(2, 3), torch.tensor([0, 1, -100, 1])
+    nll, dft = (chunked_cross_entropy(h, w, y, loss_type=kind) for kind in ("nll", "dft"))
+    assert nll.item() == pytest.approx(0.6931471805599453)
+    assert dft.item() == pytest.approx(nll.item() / 2)
+
+
+def test_tied_weights():
+    _, w, y, _ = inputs(29, 23, 7)
+    ids = torch.arange(29) % 23
+    grads = []
+    for loss in (cross_entropy, chunked_cross_entropy):
+        table = w.clone().requires_grad_()
+        loss(F.embedding(ids, table).tanh(), table, y, chunk=5).backward()
+        grads.append(table.grad)
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-14)
+
+
+def test_frozen_head_gets_no_gradient():
+    h, w, y, _ = inputs()
+    h.requires_grad_()
+    chunked_cross_entropy(h, w, y, chunk=8).backward()
+    assert h.grad is not None
+    assert w.grad is None
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "dft"])
+@pytest.mark.parametrize("loss", [cross_entropy, chunked_cross_entropy])
+def test_case_12_every_label_masked(loss, loss_type):
+    h, w, _, bias = inputs()
+    y = torch.full((29,), -100)
+    value, *grads = run(loss, h, w, y, bias, loss_type=loss_type)
+    assert value == 0
+    assert all(g is not None and not g.any() for g in grads)
+
+
+def test_case_12_leaves_the_other_micro_batches_unchanged():
+    h, w, y, _ = inputs()
+    masked = torch.cat([y, torch.full((8,), -100)])
+    more = torch.cat([h, torch.ones(8, 7, dtype=h.dtype)])
+    value, dh, dw = run(chunked_cross_entropy, more, w, masked, chunk=8)
+    assert not dh[29:].any()
+    assert_same([value, dh[:29], dw], run(chunked_cross_entropy, h, w, y, chunk=8), 1e-12)
+
+
+def test_case_13_unequal_micro_batches_make_the_step():
+    h, w, y, _ = inputs(masked=0.5)
+    items = (y != -100).sum()
+    value, dh, dw = run(chunked_cross_entropy, h, w, y, chunk=8)
+    parts = [
+        run(chunked_cross_entropy, h_p, w, y_p, chunk=8, num_items_in_batch=items)
+        for h_p, y_p in zip(h.split([3, 14, 1, 11]), y.split([3, 14, 1, 11]), strict=True)
+    ]
+    values, dhs, dws = zip(*parts, strict=True)
+    assert_same([sum(values), torch.cat(dhs), sum(dws)], [value, dh, dw], 1e-12)
+
+
+def test_case_14_bf16_hidden_under_an_fp32_head():
+    h, w, y, _ = inputs(6, 32, 8, torch.float32, masked=0)
+    h = h.bfloat16()
+    value, dh, dw = run(chunked_cross_entropy, h, w, y, chunk=4)
+    assert (dh.dtype, dw.dtype) == (torch.bfloat16, torch.float32)
+    full = run(cross_entropy, h.float(), w, y)
+    assert_same([value, dh, dw], [full[0], full[1].bfloat16(), full[2]], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_case_14_never_copies_the_head(dtype):
+    n, v, d = 6, 3000, 400  # a copy of this head dwarfs everything else
+    h, w, y, _ = inputs(n, v, d, torch.float32, masked=0)
+    h, w = h.bfloat16().requires_grad_(), w.to(dtype)
+    with Meter(h, w, y) as meter:
+        chunked_cross_entropy(h, w, y, chunk=2).backward()
+    assert meter.peak < v * d * w.itemsize / 4
+
+
+def test_case_15_unreduced_times_weights():
+    h, w, y, _ = inputs()
+    weights = torch.linspace(-1, 2, len(y), dtype=h.dtype)
+
+    def chunked(h, w, y, **options):
+        return -(chunked_token_logprobs(h, w, y, chunk=8, **options)[0] * weights).sum()
+
+    def full(h, w, y, **_):
+        return (F.cross_entropy(h @ w.T, y, reduction="none") * weights).sum()
+
+    assert_same(run(chunked, h, w, y), run(full, h, w, y), 1e-12)
+
+
+def test_stats():
+    h, w, y, bias = inputs()
+    got = chunked_token_logprobs(h.requires_grad_(), w, y, bias=bias, chunk=8, stats=True)
+    dist = torch.distributions.Categorical(logits=h @ w.T + bias)
+    valid = y != -100
+    zero = torch.zeros((), dtype=h.dtype)
+    label = dist.log_prob(y.clamp(min=0))
+    torch.testing.assert_close(got[0], torch.where(valid, label, zero), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        got[1], torch.where(valid, dist.entropy(), zero), rtol=1e-12, atol=1e-12
+    )
+    assert torch.equal(got[2], (dist.logits.argmax(1) == y) & valid)
+    assert [t.requires_grad for t in got] == [True, False, False]
+    plain = chunked_token_logprobs(h, w, y, bias=bias, chunk=8)
+    assert torch.equal(plain[0], got[0])
+    assert not plain[1].any()
+    assert not plain[2].any()
+
+
+def test_second_derivative_is_refused():
+    h, w, y, _ = inputs()
+    loss = chunked_cross_entropy(h.requires_grad_(), w, y) * torch.ones((), requires_grad=True)
+    (dh,) = torch.autograd.grad(loss, h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dh.sum().backward()
+
+
+def test_in_place_write_to_a_saved_input_raises():
+    h, w, y, _ = inputs()
+    hidden = h.requires_grad_() * 1
+    loss = chunked_cross_entropy(hidden, w, y)
+    hidden.mul_(2)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, chunked_cross_entropy])
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"h": torch.zeros(2, 3, 4)}, ValueError, "h, w, y must be of shapes"),
+        ({"h": torch.zeros(5, 3)}, ValueError, "h, w, y must be of shapes"),
+        ({"w": torch.zeros(8, 5)}, ValueError, "h, w, y must be of shapes"),
+        ({"bias": torch.zeros(3)}, ValueError, "bias must be of shape"),
+        ({"y": torch.zeros(4)}, TypeError, "y int64"),
+        ({"h": torch.zeros(4, 3, dtype=torch.long)}, TypeError, "floats"),
+        ({"h": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.long)}, ValueError, "y is empty"),
+        ({"chunk": 0}, ValueError, "chunk=0"),
+        ({"chunk": 2.5}, ValueError, "chunk=2.5"),
+        ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
+        ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
+        ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
+    ],
+)
+def test_bad_input(loss, change, error, says):
+    good = {"h": torch.zeros(4, 3), "w": torch.zeros(8, 3), "y": torch.zeros(4, dtype=torch.long)}
+    with pytest.raises(error, match=says):
+        loss(**(good | change))
+
+
+def test_a_label_outside_the_vocabulary_raises():
+    with pytest.raises((IndexError, RuntimeError)):
+        chunked_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4]))
+
+
+def test_before_and_after_take_the_same_arguments():
+    before, after = map(inspect.signature, (cross_entropy, chunked_cross_entropy))
+    assert before == after
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+def rounded(nbytes):
+    return -(-nbytes // 512) * 512
+
+
+class Meter(TorchDispatchMode):
+    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.live = self.peak = 0
+        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
+
+    def _drop(self, nbytes):
+        self.live -= nbytes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
+            if storage not in self.seen:
+                self.seen.add(storage)
+                nbytes = rounded(storage.nbytes())
+                self.live += nbytes
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._drop, nbytes)
+        return out
+
+    def __enter__(self):
+        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        self.threads.__exit__(*exc)
+        return super().__exit__(*exc)
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "dft"])
+@pytest.mark.parametrize("masked", [0.0, 0.5])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_kept_bytes_are_those_of_the_header(loss_type, masked, softcap):
+    h, w, y, _ = inputs(300, 4000, 32, torch.bfloat16, masked=masked)
+    labelled = int((y != -100).sum())
+    h.requires_grad_(), w.requires_grad_()
+    with Meter(h, w, y) as meter:
+        loss = chunked_cross_entropy(h, w, y, chunk=64, loss_type=loss_type, softcap=softcap)
+        kept = meter.live
+    # h, w and y are kept as they are: 2*(N+V)*D + 8*N. New are the 8 B and 4 B of a labelled row:
+    expected = rounded(8 * labelled) + rounded(4 * labelled)
+    expected += rounded(4 * 300) if loss_type == "dft" else 0
+    scalars = 2 * 512  # the loss, the number of labels
+    assert kept == expected + scalars
+    saved = {t.untyped_storage().data_ptr() for t in saved_tensors(loss.grad_fn)}
+    assert {t.untyped_storage().data_ptr() for t in (h, w, y)} <= saved
+
+
+def saved_tensors(node):
+    """Tensors that a graph keeps, by its nodes' `saved_tensors` and `_saved_*` attributes."""
+    found = [*getattr(node, "saved_tensors", ())]
+    found += [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+    for parent, _ in node.next_functions:
+        if parent is not None:
+            found += saved_tensors(parent)
+    return [t for t in found if torch.is_tensor(t)]
+
+
+def test_full_logits_keep_4_bytes_an_entry_and_peak_at_12():
+    n, v, d = 128, 3000, 16
+    h, w, y, _ = inputs(n, v, d, torch.bfloat16)
+    h.requires_grad_(), w.requires_grad_()
+    with Meter(h, w, y) as meter:
+        loss = cross_entropy(h, w, y)
+        assert 0 <= meter.live - 4 * n * v <= 4096
+        loss.backward()
+    assert 0 <= meter.peak - 12 * n * v <= 2 * (n + v) * d + 8192
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("n", "v", "d", "chunk"),
+    [
+        (4096, 30_000, 64, 512),  # the chunk's logits make the peak
+        (4096, 3_000, 2048, 64),  # the fp32 gradient of the head does
+        (2000, 30_000, 64, 4096),  # one chunk
+    ],
+)
+def test_peak_is_that_of_the_header(n, v, d, chunk, frozen, softcap):
+    h = torch.zeros(n, d, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    w = torch.zeros(v, d, dtype=torch.bfloat16, device="meta", requires_grad=not frozen)
+    y = torch.zeros(n, dtype=torch.long, device="meta")
+    with Meter(h, w, y) as meter:  # meta tensors take the card's path; only their rows are given
+        rows = torch.arange(n, device="meta")
+        options = (None, rows, chunk, 1.0, softcap, False)
+        loss = token_loss(chunked_loss._TokenLogprobs.apply(h, w, y, *options)[0], y)
+        loss.backward()
+    c = min(chunk, n)
+    logits = (6 if softcap is None else 10) * c * v
+    gradients = 2 * n * d + (0 if frozen else 2 * v * d)
+    if frozen or n <= chunk:
+        above = logits + 2 * c * d + 12 * n
+    else:
+        above = max(logits, 2 * v * d) + 2 * v * d + 2 * c * d + 12 * n
+    assert abs(meter.peak - gradients - above) <= 64 * c + 8192
+
+
+def test_real_tensors_peak_as_the_card_does_with_a_frozen_head():
+    n, v, d, chunk = 300, 3000, 32, 64
+    h, w, y, _ = inputs(n, v, d, torch.bfloat16, masked=0)
+    with Meter(h.requires_grad_(), w, y) as meter:
+        chunked_cross_entropy(h, w, y, chunk=chunk).backward()
+    above = 2 * n * d + 6 * chunk * v + 2 * chunk * d + 12 * n
+    assert abs(meter.peak - above) <= 64 * chunk + 8192
+
+
+# ---------------------------------------------------------------------------------- the file alone
+
+
+def test_runs_alone_without_memlab(tmp_path):
+    file = Path(inspect.getfile(chunked_loss))
+    shutil.copy(file, tmp_path)
+    script = """
+import sys
+sys.modules["memlab"] = None
+import torch
+from chunked_loss import chunked_cross_entropy
+hidden = torch.randn(2, 5, 4, requires_grad=True)
+head, labels = torch.nn.Linear(4, 9), torch.randint(9, (2, 5))
+loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
+loss.backward()
+assert hidden.grad is not None and head.weight.grad is not None
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def test_file_is_a_technique_file():
+    text = Path(inspect.getfile(chunked_loss)).read_text()
+    assert len(text.splitlines()) <= 150
+    header = inspect.getdoc(chunked_loss) or ""
+    assert len(header.splitlines()) <= 16
+    for name in ("Computes", "Without", "Memory", "Use", "Price", "Source", "Unlike"):
+        assert f"\n{name} " in header
