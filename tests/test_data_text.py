@@ -106,3 +106,15 @@ def test_unwritable_cache_only_means_no_cache(cache):
     cache.parent.parent.joinpath("memlab").write_text("a file where the folder should be")
     assert disk.cached_json("x.json", lambda: [1]) == [1]
     assert disk.cached_json("x.json", lambda: [2]) == [2]
+
+
+def test_reading_skips_what_is_missing_and_repeated(tmp_path, monkeypatch):
+    (tmp_path / "b.py").write_text(SOURCE)
+    (tmp_path / "c.py").write_text(SOURCE)  # the same texts under other names
+    (tmp_path / "d.py").write_text('"""A docstring of its own, which no other file has."""')
+    folders = {"one": tmp_path, "absent": None}
+    monkeypatch.setattr(text, "SOURCES", {"absent": (".",), "one": ("d.py", "gone", ".")})
+    monkeypatch.setattr(text, "_folder", folders.__getitem__)
+    names = [doc.name for doc in text._read_all()]
+    assert names == ["one.d", "one.b", "one.b.Box", "one.b.Box.take", "one.b.fetch"]
+    assert set(text.source_versions()) == {"python"}
