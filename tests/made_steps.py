@@ -16,7 +16,7 @@ def made_step(
     batch: int = 4,
     reserved: bool = True,
 ) -> Measurement:
-    """A step in the shape of Qwen3-0.6B's: bytes climb a layer at a time, spike at the loss, and fall again."""
+    """A step shaped like Qwen3-0.6B's: bytes climb by layers, spike at the loss, fall again."""
     live = dict.fromkeys(CATEGORIES, 0)
     live |= {"parameters": 1192 * MB, "optimizer_state": 2384 * MB}
     samples: list[Sample] = []

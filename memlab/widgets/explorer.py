@@ -134,7 +134,9 @@ class Explore(Live):
     def _curve(self) -> list[tuple[int, int]]:
         """The peak at each known step of the axis last moved: (index of the step, bytes)."""
         settings = [{**self.setting, self.along: value} for value in self.axes[self.along]]
-        return [(i, sum(self._at(s).values())) for i, s in enumerate(settings) if self._known(s)]
+        here = self.setting  # looked up, even when it was not known so far
+        known = [(i, s) for i, s in enumerate(settings) if s == here or self._known(s)]
+        return [(i, sum(self._at(s).values())) for i, s in known]
 
     def _draw_curve(self, ax: Axes) -> None:
         steps, curve, limit = self.axes[self.along], self._curve(), self._limit()
