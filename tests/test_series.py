@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from memlab import series
 from memlab.cli import main
 from memlab.cli.lab import jupyter_command
-from memlab.cli.run import Row
+from memlab.cli.run import ROW_TYPE, Row
 
 ROW = {
     "technique": "LoRA",
@@ -58,16 +58,10 @@ def lessons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "images" / "idea.svg").write_text("<svg/>")
     (folder / "INSTRUCTORS.md").write_text("the usual wrong guess")
     (folder / ".gitkeep").touch()
-    lesson(folder / "01_where_it_goes.ipynb", showing({series_row(): ROW}))
+    lesson(folder / "01_where_it_goes.ipynb", showing({ROW_TYPE: ROW}))
     lesson(folder / "06_chunks.ipynb", "import sys; sys.prefix")
     monkeypatch.setattr(series, "series_folder", lambda: folder)
     return folder
-
-
-def series_row() -> str:
-    from memlab.cli.run import ROW_TYPE
-
-    return ROW_TYPE
 
 
 def test_lessons_are_found_by_number_and_name(lessons: Path) -> None:
@@ -162,12 +156,16 @@ def test_rows_show_both_before_sides() -> None:
 
 
 def test_run_prints_rows_and_writes_the_report(
-    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lessons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     figure = {"image/png": PNG, "text/plain": "before 2 GB, after <1> GB\nby category"}
     figures = (showing(figure), showing(figure, alt='Bars, "before" taller'))
     lesson(lessons / "06_chunks.ipynb", *figures, "assert device == 'simulated'", "1 / 0")
-    output = tmp_path / "report"
+    monkeypatch.chdir(tmp_path)
+    output = Path("report")
     status = main(["run", "--output", str(output), "--device", "simulated"])
     printed = capsys.readouterr().out
     assert status == 1  # a lesson failed, the others ran
@@ -179,6 +177,14 @@ def test_run_prints_rows_and_writes_the_report(
     assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
     assert 'alt="Bars, &quot;before&quot; taller"' in page
     assert "division by zero" in page
+
+
+def test_a_row_that_is_none_fails_its_lesson_only(
+    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lesson(lessons / "06_chunks.ipynb", showing({ROW_TYPE: {"saved": 1}}))
+    assert main(["run", "06", "--output", str(tmp_path / "report")]) == 1
+    assert "a row that can't be read" in capsys.readouterr().out
 
 
 def test_run_speaks_json(lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from memlab.cli.report import write_report
-from memlab.cli.show import NONE, gb, saving
+from memlab.cli.show import NONE, gb, saving, stdout
 from memlab.series import Lesson, find_lessons
 
 ROW_TYPE = "application/vnd.memlab.row+json"
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     with _progress(console) as progress:
         task = progress.add_task("", total=sum(map(cells_of, lessons)))
         # Where stdout is the same terminal, the bar and the rows must come from one console.
-        out = console if sys.stdout.isatty() else Console(width=160)
+        out = console if console.is_terminal and sys.stdout.isatty() else stdout()
         if not options.json:
             out.print(_line(COLUMNS, style="bold"))
         for lesson in lessons:
@@ -99,7 +99,7 @@ def run_lesson(
     A failure is a row too: what ran before it is kept.
     """
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel first
-    done = output / lesson.path.name
+    done = output.resolve() / lesson.path.name
     failure = None
     try:
         papermill.execute_notebook(
@@ -114,7 +114,10 @@ def run_lesson(
         )
     except (PapermillException, DeadKernelError, TimeoutError) as error:
         failure = last_line(error)
-    yield from rows_of(done)
+    try:
+        yield from rows_of(done)
+    except TypeError as error:
+        failure = failure or f"a row that can't be read: {error}"
     if failure:
         yield Row(f"{lesson.number} {lesson.title}", error=failure)
 

@@ -25,10 +25,14 @@ def saving(before: int | None, after: int | None) -> str:
     return f"{gb(before - after)} ({percent(before - after, before)})"
 
 
-def print_table(table: Table) -> None:
-    """On stdout; as wide as it needs where that is no terminal: nothing is cut in a file."""
+def stdout() -> Console:
+    """As wide as a table needs where stdout is no terminal: nothing is cut in a file."""
     console = Console()
-    console.print(table) if console.is_terminal else Console(width=200).print(table)
+    return console if console.is_terminal else Console(width=200)
+
+
+def print_table(table: Table) -> None:
+    stdout().print(table)
 
 
 @contextlib.contextmanager
