@@ -39,7 +39,7 @@ def load_config(name: str) -> PreTrainedConfig:
     """
     values = preset(name)
     if values is not None:
-        return AutoConfig.for_model(**values, name_or_path=name, architectures=None)
+        return AutoConfig.for_model(**values, name_or_path=name)
     folder = Path(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -152,12 +152,12 @@ def _materialized(old: torch.Tensor, device: torch.device | str) -> torch.Tensor
     else:
         new = old.detach().to(device)
     if isinstance(old, nn.Parameter):
-        attributes = dict(old.__dict__)
+        attributes = dict(vars(old))
         if type(old) is nn.Parameter:
             new = nn.Parameter(new, requires_grad=old.requires_grad)
         else:
             new = torch.Tensor._make_subclass(type(old), new, old.requires_grad)
-        new.__dict__.update(attributes)
+        vars(new).update(attributes)
     return new
 
 
@@ -165,9 +165,9 @@ def _initialize(model: nn.Module, device: torch.device, seed: int) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"init needs a transformers model, not {type(model).__name__}")
     for module in model.modules():  # transformers marks what it believes to be done
-        module.__dict__.pop("_is_hf_initialized", None)
+        vars(module).pop("_is_hf_initialized", None)
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            tensor.__dict__.pop("_is_hf_initialized", None)
+            vars(tensor).pop("_is_hf_initialized", None)
     cards = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cards):
         torch.manual_seed(seed)
@@ -199,7 +199,7 @@ def load_pretrained(
         raise MemlabError(
             f"no weights in the folder {folder}: save_pretrained writes them"
         ) from error
-    return model.to(device)
+    return model.to(device)  # type: ignore[arg-type]
 
 
 def _weights_folder(name: str) -> str:

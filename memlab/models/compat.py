@@ -1,6 +1,10 @@
 """The one place that knows how supported transformers versions spell things differently."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+from transformers.utils import import_utils
 
 
 def enable_checkpointing(model: Any, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
@@ -22,3 +26,18 @@ def disable_checkpointing(model: Any) -> None:
         model.activation_checkpointing_disable()
     else:
         model.gradient_checkpointing_disable()
+
+
+@contextlib.contextmanager
+def fake_tensors_are_computed() -> Iterator[None]:
+    """Inside, transformers takes the path of a real tensor for a fake one.
+
+    It takes a fake tensor for a trace, and then leaves out what depends on values (is any row packed?
+    is the mask all ones?). A simulated GPU answers those, and must do what a card does.
+    """
+    is_fake = import_utils.is_fake_tensor
+    import_utils.is_fake_tensor = lambda tensor: False
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = is_fake
