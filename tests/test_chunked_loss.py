@@ -1,5 +1,6 @@
 """Chunked cross-entropy: the values, gradients and bytes of its header, and the file on its own."""
 
+import ast
 import inspect
 import shutil
 import subprocess
@@ -239,6 +240,18 @@ def test_stats():
     assert not plain[2].any()
 
 
+def test_stats_equal_trl():
+    kernel = pytest.importorskip("trl.kernels.chunked_logprob").ChunkedLogProbFunction
+    h, w, y, bias = inputs(200, 40, 16, torch.float32, masked=0)
+    theirs = kernel.apply(h, w, bias, y, 1.0, 16, 3.0, 0.5)  # softcap 3, logit scale 0.5
+    ours = chunked_token_logprobs(
+        h, w, y, bias=bias, chunk=64, softcap=3.0, logit_scale=0.5, stats=True
+    )
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours[2], theirs[4])
+
+
 def test_second_derivative_is_refused():
     h, w, y, _ = inputs()
     loss = chunked_cross_entropy(h.requires_grad_(), w, y) * torch.ones((), requires_grad=True)
@@ -433,3 +446,5 @@ def test_file_is_a_technique_file():
     assert len(header.splitlines()) <= 16
     for name in ("Computes", "Without", "Memory", "Use", "Price", "Source", "Unlike"):
         assert f"\n{name} " in header
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    assert all((f.end_lineno or 0) - f.lineno < 40 for f in functions)

@@ -7,7 +7,7 @@ Memory    bytes kept for backward, bf16: 4*N*V + 2*(N+V)*D + 8*N -> 2*(N+V)*D + 
           12*N*V -> max(6*C*V, 2*V*D) + 2*V*D + 2*C*D + 12*n, dw being summed in fp32
           (n <= C or a frozen head: 6*C*V + 2*C*D + 12*n; softcap: 4*C*V more)
 Use       loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
-          loss.backward()
+          loss.backward()  # labels[b, t] is the word that follows hidden[b, t]
 Price     the logits product runs once more, in backward: four products, full logits take three
 Source    Chen et al. 2016, Sublinear Memory Cost; Wijmans et al. 2024, Cut Your Losses; TRL's docs
 Unlike    TRL's fused head: plain torch, chunks of rows only, and h goes to the head's dtype, so
