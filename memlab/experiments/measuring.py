@@ -21,12 +21,15 @@ from memlab.instruments.measurement import CATEGORIES, Measurement
 DEVICES = ("auto", "simulated", "cuda", "cpu")
 
 
-def measure(recipe: Recipe, *, device: str = "auto", cache: bool = True) -> Measurement:
+def measure(
+    recipe: Recipe, *, device: str = "auto", cache: bool = True, chunk: int | None = None
+) -> Measurement:
     """The memory of the recipe's last step, by category and over time.
 
     `device`: "cuda" runs it on the card, in a child process; "simulated" predicts it for an H200 with no
     card; "cpu" computes it here (tiny models only); "auto" takes the card where there is one, else the
-    simulation. Simulations are kept on disk by recipe, versions and memlab's own source.
+    simulation. Simulations are kept on disk by recipe, versions and memlab's own source. `chunk` sets
+    the rows a chunk of the chunked losses (None: theirs), in simulations only.
 
     Raises ValueError for an unknown device or model, MemlabError where the device can't be had.
     """
@@ -35,7 +38,9 @@ def measure(recipe: Recipe, *, device: str = "auto", cache: bool = True) -> Meas
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "simulated"
     if device == "simulated":
-        return _simulated(recipe, cache=cache)
+        return _simulated(recipe, cache=cache, chunk=chunk)
+    if chunk is not None:
+        raise ValueError(f"chunk={chunk} with device={device}: give device=simulated")
     from memlab.experiments import card
 
     if device == "cpu":
@@ -45,21 +50,23 @@ def measure(recipe: Recipe, *, device: str = "auto", cache: bool = True) -> Meas
     return card.measure_in_child(recipe)
 
 
-def _simulated(recipe: Recipe, *, cache: bool) -> Measurement:
+def _simulated(recipe: Recipe, *, cache: bool, chunk: int | None) -> Measurement:
     from memlab.experiments.simulation import simulate
 
     if missing := simulation_missing():
         raise MemlabError(missing)
     if not cache:
-        return simulate(recipe)
-    name = f"simulated-{_fingerprint(recipe)}.json"
-    return Measurement.from_json(cached_json(name, lambda: simulate(recipe).to_json()))
+        return simulate(recipe, chunk=chunk)
+    name = f"simulated-{_fingerprint(recipe, chunk)}.json"
+    return Measurement.from_json(
+        cached_json(name, lambda: simulate(recipe, chunk=chunk).to_json())
+    )
 
 
-def _fingerprint(recipe: Recipe) -> str:
+def _fingerprint(recipe: Recipe, chunk: int | None) -> str:
     from memlab.experiments.versions import versions
 
-    content = json.dumps([asdict(recipe), versions(), _source_digest()], sort_keys=True)
+    content = json.dumps([asdict(recipe), chunk, versions(), _source_digest()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 

@@ -11,11 +11,12 @@ from memlab.instruments.ledger import Ledger, thinned
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.instruments.meter import Meter
 from memlab.instruments.workspaces import MATMUL_WORKSPACES
+from memlab.models.compat import fake_tensors_are_computed
 
 
-def simulate(recipe: Recipe) -> Measurement:
+def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
     """The last of the recipe's steps as an H200 would run it: metered bytes exact, the allocator's predicted."""
-    meter = simulated_run(recipe)
+    meter = simulated_run(recipe, chunk=chunk)
     allocator = replay(meter.ledger, expandable_segments=recipe.expandable_segments)
     return measurement(
         meter,
@@ -26,14 +27,14 @@ def simulate(recipe: Recipe) -> Measurement:
     )
 
 
-def simulated_run(recipe: Recipe) -> Meter:
+def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
     """The meter after all steps of the recipe on the simulated GPU, its last step marked."""
     simulated_device()  # says what is missing before anything is built
     prepared = prepare(recipe, "gpu")
-    with simulated_gpu() as device:
+    with simulated_gpu() as device, fake_tensors_are_computed():
         meter = Meter(device.type, vocab_size=prepared.vocab_size)
         with meter:
-            losses = train(prepared, device, meter, init=False)
+            losses = train(prepared, device, meter, init=False, chunk=chunk)
             for _ in range(recipe.max_steps):
                 meter.begin_step()
                 next(losses)
@@ -67,6 +68,7 @@ def measurement(
         peak_allocated_bytes=peak.total if peak_allocated_bytes is None else peak_allocated_bytes,
         peak_reserved_bytes=peak_reserved_bytes,
         by_category=dict(zip(CATEGORIES, peak.bytes, strict=True)),
+        by_op=meter.ledger.alive_at(peak.event),
         timeline=timeline,
         host_peak_bytes=meter.host_peak_bytes,
         step_ms=None,

@@ -68,10 +68,18 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
     return Prepared(recipe, model, steps, config.vocab_size)
 
 
-def train(prepared: Prepared, device: torch.device, meter: Meter, *, init: bool) -> Iterator[Tensor]:
+def train(
+    prepared: Prepared,
+    device: torch.device,
+    meter: Meter,
+    *,
+    init: bool,
+    chunk: int | None = None,
+) -> Iterator[Tensor]:
     """Give the model its memory on `device` and run the steps, one loss a step.
 
-    `init` fills the weights; a simulated device has nothing to fill.
+    `init` fills the weights; a simulated device has nothing to fill. `chunk` is the rows a chunk of
+    the chunked losses; None leaves them theirs.
     """
     recipe, model = prepared.recipe, prepared.model
     materialize(model, device, init=init, seed=recipe.seed)
@@ -82,6 +90,6 @@ def train(prepared: Prepared, device: torch.device, meter: Meter, *, init: bool)
         optimizer,
         prepared.steps,
         head=head_parts(model),
-        head_loss=HEAD_LOSSES[recipe.loss_type],
+        head_loss=partial(HEAD_LOSSES[recipe.loss_type], **({"chunk": chunk} if chunk else {})),
         phase=meter.phase,
     )

@@ -22,6 +22,9 @@ from torch.utils import backend_registration
 from memlab.errors import MemlabError
 from memlab.instruments.twins import Twins
 
+# CUDA has kernels for these; without one of its own, a new device would get their formulas instead,
+# op by op, with temporaries that no card makes.
+ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 HOOK = "_setup_privateuseone_for_python_backend"
 
 
@@ -46,7 +49,13 @@ def simulated_device() -> str:
     if missing := simulation_missing():
         raise MemlabError(missing)
     getattr(backend_registration, HOOK)("gpu", backend_module=_device_module())
+    for name in ONE_KERNEL_ON_CUDA:
+        torch.library.impl(f"aten::{name}", "PrivateUse1", _never_called)
     return "gpu"
+
+
+def _never_called(*args: object, **kwargs: object) -> object:
+    raise AssertionError("a simulated GPU has no kernels: FakeTensorMode answers before them")
 
 
 @contextlib.contextmanager

@@ -73,6 +73,20 @@ class Ledger:
                 upcoming = next(changes, None)
             yield Sample(at - self.step_start, phase, tuple(live))
 
+    def alive_at(self, event: int) -> dict[str, int]:
+        """Bytes alive after `event` of the last step, by the operation that made them, largest first."""
+        alive: set[int] = set()
+        for k in self.events[: self.step_start + event]:
+            if k >= 0:
+                alive.add(k)
+            else:
+                alive.discard(~k)
+        by_op: dict[str, int] = {}
+        for k in alive:
+            birth = self.births[k]
+            by_op[birth.op] = by_op.get(birth.op, 0) + birth.nbytes
+        return dict(sorted(by_op.items(), key=lambda item: (-item[1], item[0])))
+
     def _apply(self, event: int, live: list[int]) -> None:
         birth = self.births[max(event, ~event)]
         live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes

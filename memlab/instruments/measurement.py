@@ -42,7 +42,7 @@ class Measurement:
     """Peak memory of a training step (its last one, where several were run), in bytes.
 
     `metered_peak_bytes` counts live storages, each rounded up to 512 B: it is the same integer on a
-    card and simulated. `peak_allocated_bytes` and `peak_reserved_bytes` are the caching allocator's:
+    card and simulated; `by_category` and `by_op` (the operation that made a storage) split it. `peak_allocated_bytes` and `peak_reserved_bytes` are the caching allocator's:
     read from the card, or predicted when `simulated`. `step_ms` is None when nothing was timed.
     """
 
@@ -50,6 +50,7 @@ class Measurement:
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
     by_category: dict[str, int]
+    by_op: dict[str, int]
     timeline: tuple[Sample, ...]
     host_peak_bytes: int
     step_ms: float | None

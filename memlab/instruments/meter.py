@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.instruments.ledger import TEMPORARIES, Ledger
@@ -21,11 +22,19 @@ from memlab.instruments.measurement import CATEGORIES
 from memlab.instruments.workspaces import workspaces
 
 UNIT = 512  # bytes
+DEVICE_QUERY = torch.ops.prim.device.default
 
 
 def rounded(nbytes: int) -> int:
     """Bytes that the allocator takes for a storage of `nbytes`: the next multiple of 512."""
     return -(-nbytes // UNIT) * UNIT
+
+
+def device_type(tensor: Tensor) -> str:
+    """`tensor.device.type`, without the dispatch that asking a fake tensor costs."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_device.type
+    return tensor.device.type
 
 
 class Meter(TorchDispatchMode):
@@ -80,10 +89,14 @@ class Meter(TorchDispatchMode):
         """Say what the storages of these tensors are for, from their birth on."""
         number = CATEGORIES.index(category)
         for tensor in tensors:
-            if isinstance(tensor, Tensor) and tensor.device.type == self.device_type:
+            if isinstance(tensor, Tensor) and device_type(tensor) == self.device_type:
                 known = self._live.get(tensor.untyped_storage()._cdata)
                 if known is not None:
                     self.ledger.births[known[0]].category = number
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around every operation, for compiled code that is not run here
 
     def __enter__(self) -> Meter:
         self._resize = torch.UntypedStorage.resize_
@@ -97,6 +110,8 @@ class Meter(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked of every fake tensor, several times an operation
         if self.ledger.phase == "backward":
             self._follow_recomputation()
         out = func(*args, **(kwargs or {}))
@@ -108,9 +123,10 @@ class Meter(TorchDispatchMode):
     def _see_all(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):
             storage = out.untyped_storage()
-            if out.device.type == self.device_type:
+            device = device_type(out)
+            if device == self.device_type:
                 self._see(storage, self._category(out), func)
-            elif out.device.type == "cpu":
+            elif device == "cpu":
                 self._see_host(storage)
         elif isinstance(out, (tuple, list)):
             for item in out:

@@ -33,12 +33,16 @@ class Twins(TorchDispatchMode):
         self.device_type = device_type
         self.stale: dict[int, torch.UntypedStorage] = {}  # twins overwritten by unknown values
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around every operation, for compiled code that is not run here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if name == "_to_copy" and self._to_card(args[0], kwargs):
             return self._copy_to_card(args[0], **kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = _tensors(args)
         known = name in FILLS or name == "arange" or name in FILLS_LIKE
         if not known:
             known = bool(tensors) and all(self.twin(t) is not None for t in tensors)
@@ -149,6 +153,17 @@ class Twins(TorchDispatchMode):
                 if twin is not None:
                     storage = twin.untyped_storage()
                     self.stale[storage._cdata] = storage
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors among arguments, lists of them included."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
 def _small(value: Any) -> bool:

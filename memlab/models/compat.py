@@ -32,8 +32,8 @@ def disable_checkpointing(model: Any) -> None:
 def fake_tensors_are_computed() -> Iterator[None]:
     """Inside, transformers takes the path of a real tensor for a fake one.
 
-    It takes a fake tensor for a trace, and then leaves out what depends on values (is any row packed?
-    is the mask all ones?). A simulated GPU answers those, and must do what a card does.
+    It takes a fake tensor for a trace, and then leaves out what depends on values (is any row
+    packed? is the mask all ones?). A simulated GPU answers those, and must do what a card does.
     """
     is_fake = import_utils.is_fake_tensor
     import_utils.is_fake_tensor = lambda tensor: False
