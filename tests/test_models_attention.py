@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from memlab.instruments.device import simulated_gpu
 from memlab.models import attention as attention_module
 from memlab.models.attention import NAME, attention, no_mask, resolve_attention
 from memlab.models.build import build_meta, load_config, materialize
+from memlab.models.compat import fake_tensors_are_computed
 
 
 class Module(torch.nn.Module):
@@ -212,10 +214,8 @@ class Ops(TorchDispatchMode):
     ],
 )
 def test_a_simulated_gpu_takes_the_cards_operator(dtype: torch.dtype, operator: str, kv_heads: int):
-    from memlab.instruments.device import simulated_gpu
-
     model = build_meta("memlab/tiny", dtype=dtype)
-    with simulated_gpu() as device:
+    with simulated_gpu() as device, fake_tensors_are_computed():
         materialize(model, device)
         assert model.lm_head.weight is model.model.embed_tokens.weight
         assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {device.type}
@@ -226,3 +226,13 @@ def test_a_simulated_gpu_takes_the_cards_operator(dtype: torch.dtype, operator: 
         assert ops.seen == [(operator, kv_heads)] * 2
         assert logits.shape == (2, 64, 512)
         assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+def test_a_simulated_gpu_refuses_packed_rows_as_a_card_does():
+    model = build_meta("memlab/tiny")
+    with simulated_gpu() as device, fake_tensors_are_computed():
+        materialize(model, device)
+        ids = torch.zeros(1, 6, dtype=torch.int64, device=device)
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device="cpu").to(device)
+        with pytest.raises(ValueError, match="several documents"):
+            model(input_ids=ids, position_ids=positions, use_cache=False)

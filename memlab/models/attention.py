@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -152,10 +151,10 @@ def no_mask(
     """Mask function for transformers: None, after checking that none is needed.
 
     Raises ValueError for left padding, several documents in a row, custom masks, and windows
-    shorter than the keys. Simulated positions can't be read, so transformers takes every simulated
-    batch for packed documents; there, only `cu_seq_lens_q` tells them (see `attention`).
+    shorter than the keys. A simulated step must run inside `compat.fake_tensors_are_computed`, else
+    transformers takes every batch of it for packed documents.
     """
-    if not allow_is_causal_skip and detect_fake_mode() is None:
+    if not allow_is_causal_skip:
         raise ValueError(_refusal("several documents in a row, or a custom mask"))
     _check_window(local_size, kv_length)
     if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
