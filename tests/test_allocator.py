@@ -124,6 +124,15 @@ def test_a_block_that_can_still_grow_counts_as_what_it_can_grow_to():
     assert [k for k, _ in segment[1]] == ["a", "d", "-", "c", "-"]
 
 
+def test_among_blocks_that_can_grow_the_one_that_can_grow_least():
+    allocator = filled(
+        [("a", 15 * MIB), ("b", 25 * MIB), ("c", 14 * MIB), ("b", -1)], expandable_segments=True
+    )
+    allocator.empty_cache()  # 5 MiB free before a gap of 20; 6 MiB free at the end
+    allocator.malloc("d", 4 * MIB)
+    assert layout(allocator)[0] == (20 * MIB, [("a", 15 * MIB), ("d", 4 * MIB), ("-", MIB)])
+
+
 def test_expandable_segments_can_reserve_more():
     """A page has 20 MiB, and a segment of one request only rounds it up to 2 MiB."""
     events = [("a", 11 * MIB)]

@@ -122,9 +122,10 @@ class _Pool:
 
     def take(self, block: _Block) -> None:
         if block.mapped:
-            del self.free[bisect_left(self.free, (block.size, block.address))]
+            *_, found = self.free.pop(bisect_left(self.free, (block.size, block.address)))
         else:
-            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+            *_, found = self.unmapped.pop(bisect_left(self.unmapped, (block.address,)))
+        assert found is block
 
     def put_joined(self, block: _Block) -> _Block:
         """Merge a block that is in no list with its free neighbours, and list the result."""
