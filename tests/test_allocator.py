@@ -160,6 +160,8 @@ def test_empty_cache_unmaps_the_free_pages_of_an_expandable_range():
         (40 * MIB, [("a", 10 * MIB), ("d", 25 * MIB), ("-", 5 * MIB)]),
         (20 * MIB, [("-", 10 * MIB), ("c", 10 * MIB)]),
     ]
+    allocator.malloc("e", 10 * MIB)  # and what was left of the last page is free for use
+    assert layout(allocator)[1] == (20 * MIB, [("e", 10 * MIB), ("c", 10 * MIB)])
 
 
 # ---------------------------------------------------------------------------- capacity and errors
