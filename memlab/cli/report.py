@@ -17,13 +17,15 @@ PAGE = """\
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
 table {{ border-collapse: collapse }}
-th, td {{ border-bottom: 1px solid #999; padding: .3rem .8rem; text-align: right }}
+th, td {{ border-bottom: 1px solid #999; padding: .3rem .8rem; text-align: right;
+  vertical-align: top; white-space: pre-line }}
 th:first-child, td:first-child {{ text-align: left }}
 img {{ max-width: 100%; background: #fff }}
 pre {{ overflow-x: auto }}
 </style>
 <h1>memlab report</h1>
-<p>Sizes in GB (1e9 bytes). Two figures in a cell: over everything off | over TRL's defaults.</p>
+<p>Sizes in GB (1e9 bytes). Where a row has two lines, the first is over everything off, the
+second over TRL's defaults.</p>
 {table}
 {lessons}
 </html>

@@ -47,17 +47,21 @@ class Row:
         return cls(**output)
 
     def cells(self) -> tuple[str, ...]:
-        """The text of each of COLUMNS."""
+        """The text of each of COLUMNS: a line over everything off, one over TRL's defaults."""
         if self.error:
             return (self.technique, f"failed: {self.error}", "", "", "", "")
-        over_off = (gb(self.after_bytes), saving(self.off_bytes, self.after_bytes))
-        pairs = [over_off]
-        if self.after_defaults_bytes is not None:
-            over_defaults = saving(self.defaults_bytes, self.after_defaults_bytes)
-            pairs.append((gb(self.after_defaults_bytes), over_defaults))
-        after, saved = (" | ".join(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
-        before = (gb(self.off_bytes), gb(self.defaults_bytes))
-        return (self.technique, *before, after, saved, self.price or NONE)
+        off, defaults, after, last = (
+            self.off_bytes,
+            self.defaults_bytes,
+            self.after_bytes,
+            self.after_defaults_bytes,
+        )
+        lines = [(gb(off), gb(defaults), gb(after), saving(off, after))]
+        if last is not None:
+            over_defaults = ("", gb(defaults), gb(last), saving(defaults, last))
+            lines = [(gb(off), "", gb(after), saving(off, after)), over_defaults]
+        sizes = map("\n".join, zip(*lines, strict=True))
+        return (self.technique, *sizes, self.price or NONE)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -83,7 +87,7 @@ def main(options: argparse.Namespace) -> int:
                 if options.json:
                     print(json.dumps(vars(row)), flush=True)
                 elif row.error:
-                    out.print(*row.cells(), style="red", markup=False, soft_wrap=True)
+                    out.print(*row.cells(), style="red", markup=False, highlight=False)
                 else:
                     out.print(_line(row.cells()))
     report = write_report(options.output, lessons, COLUMNS, [row.cells() for row in rows])
@@ -154,9 +158,9 @@ def _progress(console: Console) -> Progress:
 
 
 def _line(cells: tuple[str, ...], *, style: str = "") -> Table:
-    """One line of the table, its columns as wide as on every other line."""
-    line = Table.grid(padding=(0, 2))
-    for name, width in zip(COLUMNS, (26, 8, 9, 14, 28, 22), strict=True):
+    """One row, its columns as wide as in every other row; 80 columns hold it."""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    for name, width in zip(COLUMNS, (20, 8, 8, 6, 13, 15), strict=True):
         line.add_column(width=width, justify="left" if name == "technique" else "right")
     line.add_row(*cells, style=style)
     return line
