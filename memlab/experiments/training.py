@@ -90,6 +90,6 @@ def train(
         optimizer,
         prepared.steps,
         head=head_parts(model),
-        head_loss=partial(HEAD_LOSSES[recipe.loss_type], **({"chunk": chunk} if chunk else {})),
+        head_loss=partial(HEAD_LOSSES[recipe.loss_type], **({} if chunk is None else {"chunk": chunk})),
         phase=meter.phase,
     )
