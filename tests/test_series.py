@@ -178,7 +178,7 @@ def test_run_prints_rows_and_writes_the_report(
     assert "<td>LoRA</td>" in page
     assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
     assert 'alt="Bars, &quot;before&quot; taller"' in page
-    assert "division by zero" in page
+    assert '<td colspan="5">failed: ZeroDivisionError: division by zero</td>' in page
 
 
 def test_a_row_that_is_none_fails_its_lesson_only(

@@ -16,10 +16,11 @@ PAGE = """\
 <title>memlab report</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
+body {{ padding: 0 1rem }}
 table {{ border-collapse: collapse }}
 th, td {{ border-bottom: 1px solid #999; padding: .3rem .8rem; text-align: right;
-  vertical-align: top; white-space: pre-line }}
-th:first-child, td:first-child {{ text-align: left }}
+  vertical-align: top; white-space: pre }}
+th:first-child, td:first-child, td[colspan] {{ text-align: left; white-space: pre-line }}
 img {{ max-width: 100%; background: #fff }}
 pre {{ overflow-x: auto }}
 </style>
@@ -56,10 +57,20 @@ def write_report(
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "\n".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def _cells(row: Sequence[str]) -> str:
+    """The row's cells; the last one that says something takes the room of the empty ones after."""
+    texts = list(row)
+    while not texts[-1]:
+        texts.pop()
+    span = 1 + len(row) - len(texts)
+    cells = [f"<td>{html.escape(text)}</td>" for text in texts]
+    if span > 1:
+        cells[-1] = cells[-1].replace("<td>", f'<td colspan="{span}">', 1)
+    return "".join(cells)
 
 
 def _figures(notebook: Path) -> Iterator[str]:

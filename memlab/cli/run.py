@@ -114,7 +114,7 @@ def run_lesson(
             cwd=lesson.path.parent,
             progress_bar=False,
             on_cell_start=lambda **_: tick(),
-            extra_arguments=["--log-level=ERROR"],  # the kernel's notes on its sockets are no news
+            extra_arguments=["--log-level=CRITICAL"],  # what a cell raises is in the notebook
         )
     except (PapermillException, DeadKernelError, TimeoutError) as error:
         failure = last_line(error)
