@@ -38,6 +38,7 @@ def measurement(recipe: Recipe) -> Measurement:
         peak_allocated_bytes=total + 67_108_864,
         peak_reserved_bytes=total + 500_000_000,
         by_category=dict(zip(CATEGORIES, sizes, strict=True)),
+        by_op={"aten::mm": total},
         timeline=(Sample(1, "backward", sizes),),
         host_peak_bytes=0,
         step_ms=None,
