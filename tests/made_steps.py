@@ -61,6 +61,7 @@ def made_step(
         peak_allocated_bytes=peak.total + 67_108_864,
         peak_reserved_bytes=int(peak.total * 1.07) if reserved else None,
         by_category=dict(zip(CATEGORIES, peak.bytes, strict=True)),
+        by_op={"made": peak.total},
         timeline=tuple(samples),
         host_peak_bytes=0,
         step_ms=None,

@@ -1,0 +1,210 @@
+"""Lesson 06: bytes a logit, the floor, and a loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memlab.experiments import Recipe, measure
+from memlab.instruments.meter import Meter
+from memlab.lessons.judging import Exercise, Finding, is_number, near
+from memlab.lessons.running import HeadShapes, simulated_head
+from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
+
+Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+CHUNKS = tuple(2**n for n in range(5, 13))  # 32 to 4096
+TOLERANCE = 1e-9  # in fp64
+
+
+def _bytes_a_logit() -> int:
+    """What the full loss adds to the peak, a logit; D is small, so that the logits outweigh all."""
+    shapes = HeadShapes(4096, 151_936, 8)
+    with simulated_head(shapes) as (meter, (h, w, y)):
+        before = meter.live_bytes
+        cross_entropy(h, w, y).backward()
+    peak = max(sample.total for sample in meter.ledger.samples())
+    return round((peak - before) / (shapes.tokens * shapes.words))
+
+
+def _judge_bytes(answer: float) -> Finding:
+    return near(
+        answer,
+        _bytes_a_logit(),
+        usual={
+            2: "That is the bf16 logit alone, which the loss does not even keep.",
+            4: "That is what backward keeps; the peak comes while it works on it.",
+            6: "That is the bf16 logit and its fp32 copy: the forward, before backward.",
+            8: "That is two fp32 copies; count once more what is alive inside the loss.",
+        },
+    )
+
+
+def _why_bytes() -> str:
+    return (
+        f"{_bytes_a_logit()} bytes: three fp32 numbers a logit are alive at once where softmax "
+        "meets its gradient, though only 4 bytes are kept for backward."
+    )
+
+
+def _peak(chunk: int) -> int:
+    return measure(Recipe.defaults(), device="simulated", chunk=chunk).metered_peak_bytes
+
+
+def _largest_at_the_floor() -> int:
+    """The largest of CHUNKS that peaks as low as the smallest: by halving, for peaks only rise."""
+    floor = _peak(CHUNKS[0])
+    low, high = 0, len(CHUNKS)  # CHUNKS[low] is at the floor, CHUNKS[high] above it
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _peak(CHUNKS[middle]) == floor else (low, middle)
+    return CHUNKS[low]
+
+
+def _judge_floor(answer: int) -> Finding:
+    right = _largest_at_the_floor()
+    if answer == right:
+        return Finding(True)
+    if answer < right:
+        return Finding(False, f"{answer} is at the floor, and so is a larger chunk.")
+    extra = (_peak(answer) - _peak(right)) / 1e9
+    return Finding(False, f"{answer} is {extra:.2f} GB above the floor.")
+
+
+def _why_floor() -> str:
+    right = _largest_at_the_floor()
+    after = measure(Recipe.defaults(), device="simulated", chunk=right)
+    floor, logits = after.metered_peak_bytes / 1e9, after.by_category["logits"] / 1e9
+    return (
+        f"{right}: from there down the peak stays at {floor:.2f} GB, for it has moved elsewhere: "
+        f"logits take {logits:.2f} GB of it."
+    )
+
+
+def _inputs(n: int, v: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    h = torch.randn(n, d, generator=random, dtype=dtype).requires_grad_()
+    w = torch.randn(v, d, generator=random, dtype=dtype).requires_grad_()
+    y = torch.randint(v, (n,), generator=random)
+    y[: n // 3] = -100  # whole chunks without a label, and parts of one
+    y[-2] = -100
+    return h, w, y
+
+
+def _kept(loss: Loss, chunk: int) -> tuple[int, int]:
+    """Bytes that a loss keeps for backward beside its inputs; bytes of all the fp32 logits."""
+    n, v = 256, 2048
+    h, w, y = _inputs(n, v, 8, torch.float32)
+    with Meter("cpu") as meter:
+        value = loss(h, w, y, chunk)
+        live = meter.live_bytes
+    del value
+    return live, 4 * n * v
+
+
+def _reference(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
+    return chunked_cross_entropy(h, w, y, chunk=chunk)
+
+
+def _judge_loop(answer: Loss) -> Finding:
+    try:
+        said = _wrong_value(answer) or _wrong_gradient(answer) or _keeps_too_much(answer)
+    except Exception as error:  # the learner's own code: whatever it raises is the finding
+        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+    return Finding(not said, said)
+
+
+def _wrong_value(answer: Loss) -> str:
+    h, w, y = _inputs(37, 50, 16, torch.float64)
+    value, right = answer(h, w, y, 8), cross_entropy(h, w, y)
+    if not isinstance(value, Tensor) or value.shape != ():
+        return "Return one number, a tensor of shape ()."
+    if not torch.isclose(value.double(), right, rtol=TOLERANCE):
+        valid = int((y != -100).sum())
+        z = h @ w.T
+        parts = [(z_c, y_c) for z_c, y_c in zip(z.split(8), y.split(8), strict=True)]
+        means = [F.cross_entropy(z_c, y_c) for z_c, y_c in parts if (y_c != -100).any()]
+        usual = {
+            "the sum, not divided by the valid labels": right * valid,
+            "divided by all rows, not by the valid labels": right * valid / len(y),
+            "a mean of the chunks' means; chunks have unequal numbers of labels": sum(means)
+            / len(means),
+        }
+        for name, wrong in usual.items():
+            if torch.isclose(value.double(), torch.as_tensor(wrong), rtol=1e-6):
+                return f"That is {name}."
+        return f"The loss is {value.item():.6g} where the full logits give {right.item():.6g}."
+    nothing = answer(h, w, torch.full_like(y, -100), 8)
+    if nothing.item() != 0:
+        return f"With every label -100 the loss must be 0, not {nothing.item()}."
+    return ""
+
+
+def _wrong_gradient(answer: Loss) -> str:
+    gradients = []
+    for loss in (answer, _reference):
+        h, w, y = _inputs(37, 50, 16, torch.float64)
+        value = loss(h, w, y, 8)
+        if not value.requires_grad:
+            return "The loss is not connected to h and w: no gradient can flow."
+        gradients.append(torch.autograd.grad(value, (h, w)))
+    for name, mine, right in zip("hw", *gradients, strict=True):
+        if not torch.allclose(mine, right, rtol=TOLERANCE, atol=TOLERANCE):
+            return f"The value is right, but the gradient of {name} is not."
+    return ""
+
+
+def _keeps_too_much(answer: Loss) -> str:
+    kept, logits = _kept(answer, 16)
+    reference, _ = _kept(_reference, 16)
+    if kept <= reference + logits // 16:  # room for a chunk's logits
+        return ""
+    return (
+        f"Value and gradients are right, but it keeps {kept:,} bytes for backward; the reference "
+        f"keeps {reference:,}, and all the logits are {logits:,}. A chunk's must die with it."
+    )
+
+
+def _why_loop() -> str:
+    kept, logits = _kept(_reference, 16)
+    return (
+        "Sum each chunk's loss over its valid labels under torch.utils.checkpoint, then divide "
+        f"once, by the valid labels of all (at least 1): {kept:,} bytes kept instead of {logits:,}."
+    )
+
+
+def _is_chunk(answer: Any) -> bool:
+    return type(answer) is int and answer in CHUNKS
+
+
+EXERCISES = {
+    "06a": Exercise(
+        "The loss from full bf16 logits: how many bytes a logit are alive at its peak?",
+        "a whole number of bytes",
+        is_number,
+        _judge_bytes,
+        "Kept for backward: 4. At the peak, look at the timeline where backward begins.",
+        _why_bytes,
+    ),
+    "06b": Exercise(
+        "What is the largest chunk, of 32, 64, ... 4096 rows, at which `Recipe.defaults()` still "
+        "peaks as low as with 32?",
+        f"one of {', '.join(map(str, CHUNKS))}",
+        _is_chunk,
+        _judge_floor,
+        "Move the slider: the curve is flat up to there.",
+        _why_floor,
+    ),
+    "06c": Exercise(
+        "Write loss(h, w, y, chunk): the mean cross-entropy of h (N, D) against labels y (N,), "
+        "-100 for none, with head w (V, D), never holding all the logits.",
+        "a function of (h, w, y, chunk) that returns the loss",
+        callable,
+        _judge_loop,
+        "Chunks may hold no label at all. What must be divided, and when?",
+        _why_loop,
+    ),
+}
