@@ -14,6 +14,7 @@ _HOMES = {
     "Measurement": "memlab.instruments.measurement",
     "MemlabError": "memlab.errors",
     "Recipe": "memlab.experiments",
+    "Row": "memlab.experiments.row",
     "check": "memlab.lessons",
     "compare": "memlab.experiments",
     "measure": "memlab.experiments",
@@ -22,6 +23,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from memlab.errors import MemlabError
     from memlab.experiments import Comparison, Recipe, compare, measure
+    from memlab.experiments.row import Row
     from memlab.instruments.measurement import Measurement
     from memlab.lessons import check
 
@@ -30,6 +32,7 @@ __all__ = [
     "Measurement",
     "MemlabError",
     "Recipe",
+    "Row",
     "check",
     "compare",
     "measure",

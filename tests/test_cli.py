@@ -19,6 +19,7 @@ from memlab.cli.show import gb, saving
 from memlab.cli.switches import parse_switches
 from memlab.errors import MemlabError
 from memlab.experiments import Comparison, Recipe
+from memlab.experiments.row import ROW_TYPE, Row
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
 # By name: `memlab.cli.compare` holds a function `compare` too.
@@ -324,3 +325,17 @@ def test_sizes_in_words() -> None:
     assert saving(10 * 10**9, 4 * 10**9) == "6.00 (60 %)"
     assert saving(10 * 10**9, 11 * 10**9) == "-1.00 (-10 %)"
     assert saving(None, 1) == "—"
+
+
+def test_rows_are_made_of_comparisons() -> None:
+    off, after = Recipe.off(), Recipe.off(loss_type="chunked_nll")
+    comparison = Comparison(off, after, measurement(off), measurement(after))
+    row = Row.of("chunked loss", comparison)
+    assert str(row) == "chunked loss: 12.00 -> 7.00 GB over everything off; price not timed"
+    both = Row.of("x", comparison, comparison, price="+8 % (H200, recorded)")
+    assert both.defaults_bytes == both.off_bytes == 12 * 10**9
+    assert both.after_defaults_bytes == 7 * 10**9
+    assert str(both).endswith("7.00 GB over TRL's defaults; price +8 % (H200, recorded)")
+    shown = both._repr_mimebundle_()
+    assert Row(**shown[ROW_TYPE]) == both
+    assert shown["text/plain"] == str(both)

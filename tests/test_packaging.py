@@ -7,6 +7,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import conftest
 import pytest
 from packaging.requirements import Requirement
 
@@ -92,3 +93,20 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         (entry,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
         assert "memlab = memlab.cli:main" in file.read(entry).decode()
+
+
+@pytest.mark.parametrize(
+    ("torch", "transformers", "recorded"),
+    [
+        (PINS["torch"], PINS["transformers"], True),
+        (f"{PINS['torch']}+cpu", "5.17.0", True),
+        (PINS["torch"], "5.18.0", False),
+        ("2.12.0", PINS["transformers"], False),
+    ],
+)
+def test_integers_are_compared_under_recorded_versions_only(
+    torch: str, transformers: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"torch": torch, "transformers": transformers}
+    monkeypatch.setattr(conftest, "version", here.__getitem__)
+    assert (conftest.unrecorded_versions() == "") == recorded

@@ -6,9 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import papermill
 from nbclient.exceptions import DeadKernelError
@@ -19,49 +18,32 @@ from rich.table import Table
 
 from memlab.cli.report import write_report
 from memlab.cli.show import NONE, gb, saving, stdout
+from memlab.experiments.row import ROW_TYPE, Row
 from memlab.series import Lesson, find_lessons
 
-ROW_TYPE = "application/vnd.memlab.row+json"
 COLUMNS = ("technique", "before: off", "before: defaults", "after", "saved", "step-time price")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table: what a lesson's technique saves, sizes in bytes.
+class Failed:
+    """A lesson that did not run to its end."""
 
-    Both before sides where they differ: everything off, and TRL's defaults. `price` is a recorded
-    reading of a card, labelled as such, or None.
-    """
+    lesson: str
+    error: str
 
-    technique: str
-    off_bytes: int | None = None
-    defaults_bytes: int | None = None
-    after_bytes: int | None = None
-    after_defaults_bytes: int | None = None
-    price: str | None = None
-    error: str | None = None
 
-    @classmethod
-    def from_output(cls, output: dict[str, Any]) -> "Row":
-        """The row that a lesson's cell showed; raises TypeError for a field that no row has."""
-        return cls(**output)
-
-    def cells(self) -> tuple[str, ...]:
-        """The text of each of COLUMNS: a line over everything off, one over TRL's defaults."""
-        if self.error:
-            return (self.technique, f"failed: {self.error}", "", "", "", "")
-        off, defaults, after, last = (
-            self.off_bytes,
-            self.defaults_bytes,
-            self.after_bytes,
-            self.after_defaults_bytes,
-        )
-        lines = [(gb(off), gb(defaults), gb(after), saving(off, after))]
-        if last is not None:
-            over_defaults = ("", gb(defaults), gb(last), saving(defaults, last))
-            lines = [(gb(off), "", gb(after), saving(off, after)), over_defaults]
-        sizes = map("\n".join, zip(*lines, strict=True))
-        return (self.technique, *sizes, self.price or NONE)
+def cells(row: Row | Failed) -> tuple[str, ...]:
+    """The text of each of COLUMNS: a line over everything off, one over TRL's defaults."""
+    if isinstance(row, Failed):
+        return (row.lesson, f"failed: {row.error}", "", "", "", "")
+    off, defaults = row.off_bytes, row.defaults_bytes
+    after, after_defaults = row.after_bytes, row.after_defaults_bytes
+    lines = [(gb(off), gb(defaults), gb(after), saving(off, after))]
+    if after_defaults is not None:
+        over_defaults = ("", gb(defaults), gb(after_defaults), saving(defaults, after_defaults))
+        lines = [(gb(off), "", gb(after), saving(off, after)), over_defaults]
+    sizes = map("\n".join, zip(*lines, strict=True))
+    return (row.technique, *sizes, row.price or NONE)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -71,10 +53,10 @@ def main(options: argparse.Namespace) -> int:
             "this memlab carries no lessons: install a release, or a checkout that does"
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[Row | Failed] = []
     console = Console(stderr=True)
     with _progress(console) as progress:
-        task = progress.add_task("", total=sum(map(cells_of, lessons)))
+        task = progress.add_task("", total=sum(map(_length, lessons)))
         # Where stdout is the same terminal, the bar and the rows must come from one console.
         out = console if console.is_terminal and sys.stdout.isatty() else stdout()
         if not options.json:
@@ -85,19 +67,19 @@ def main(options: argparse.Namespace) -> int:
             for row in run_lesson(lesson, options.output, device=options.device, tick=tick):
                 rows.append(row)
                 if options.json:
-                    print(json.dumps(vars(row)), flush=True)
-                elif row.error:
-                    out.print(*row.cells(), style="red", markup=False, highlight=False)
+                    print(json.dumps(asdict(row)), flush=True)
+                elif isinstance(row, Failed):
+                    out.print(*cells(row), style="red", markup=False, highlight=False)
                 else:
-                    out.print(_line(row.cells()))
-    report = write_report(options.output, lessons, COLUMNS, [row.cells() for row in rows])
+                    out.print(_line(cells(row)))
+    report = write_report(options.output, lessons, COLUMNS, list(map(cells, rows)))
     print(json.dumps({"report": str(report)}) if options.json else f"report: {report}")
-    return 1 if any(row.error for row in rows) else 0
+    return 1 if any(isinstance(row, Failed) for row in rows) else 0
 
 
 def run_lesson(
     lesson: Lesson, output: Path, *, device: str = "auto", tick: Callable[[], object] = lambda: None
-) -> Iterator[Row]:
+) -> Iterator[Row | Failed]:
     """Execute a lesson into `output`, calling `tick` at each cell, and yield its rows.
 
     A failure is a row too: what ran before it is kept.
@@ -123,19 +105,19 @@ def run_lesson(
     except TypeError as error:
         failure = failure or f"a row that can't be read: {error}"
     if failure:
-        yield Row(f"{lesson.number} {lesson.title}", error=failure)
+        yield Failed(f"{lesson.number} {lesson.title}", failure)
 
 
-def cells_of(lesson: Lesson) -> int:
+def _length(lesson: Lesson) -> int:
     return len(json.loads(lesson.path.read_bytes())["cells"])
 
 
 def rows_of(notebook: Path) -> Iterator[Row]:
-    """The rows that an executed notebook shows."""
+    """The rows that an executed notebook shows; raises TypeError for one with unknown fields."""
     for cell in json.loads(notebook.read_bytes())["cells"]:
         for output in cell.get("outputs", ()):
             if row := output.get("data", {}).get(ROW_TYPE):
-                yield Row.from_output(row)
+                yield Row(**row)
 
 
 def last_line(error: BaseException) -> str:
@@ -157,10 +139,10 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _line(cells: tuple[str, ...], *, style: str = "") -> Table:
+def _line(texts: tuple[str, ...], *, style: str = "") -> Table:
     """One row, its columns as wide as in every other row; 80 columns hold it."""
     line = Table.grid(padding=(0, 2, 0, 0))
     for name, width in zip(COLUMNS, (20, 8, 8, 6, 13, 15), strict=True):
         line.add_column(width=width, justify="left" if name == "technique" else "right")
-    line.add_row(*cells, style=style)
+    line.add_row(*texts, style=style)
     return line
