@@ -1,16 +1,72 @@
 """Bytes that CUDA operations allocate and free inside themselves, which no meter sees from outside.
 
-They count for the caching allocator: a prediction replays them beside the metered storages. Only
-operations whose workspaces were read from a card's allocation history are listed.
+They count for the caching allocator: a prediction replays them beside the metered storages. Listed are
+those that a step's allocation history on an H200 showed above 1 MiB, but for one: the embedding's
+backward sorts its tokens, and what that takes (18 to 37 MB there) depends on how many are distinct.
+
+Sources: PyTorch's flash_api.cpp (mha_bwd) and Reduce.cuh (setReduceConfig).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 MATMUL_WORKSPACES = (32 << 20, 32 << 20)  # cuBLAS and cuBLASLt on Hopper, at the first matrix product
+MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 132, 2048  # H200
+
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+SUM_OVER_DIMS = torch.ops.aten.sum.dim_IntList
 
 
 def workspaces(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Bytes of each workspace inside one call of `func`, in the order of their allocation."""
+    if func is FLASH_BACKWARD:
+        return _flash_backward(query=args[1], key=args[2])
+    if func is SUM_OVER_DIMS:
+        return _sum_over_rows(args[0], args[1])
     return ()
+
+
+def _flash_backward(query: Tensor, key: Tensor) -> tuple[int, ...]:  # (B, H, T, D), (B, Hkv, S, D)
+    """Row sums and an fp32 query gradient; for grouped heads also key and value gradients of every head."""
+    batch, heads, rows, size = query.shape
+    rows, size = _round_up(rows, 128), _round_up(size, 32)
+    inside = [4 * batch * heads * rows, 4 * batch * heads * rows * size]
+    if key.shape[1] != heads:
+        inside += 2 * [query.element_size() * batch * heads * key.shape[2] * query.shape[3]]
+    return tuple(inside)
+
+
+def _sum_over_rows(x: Tensor, dims: list[int]) -> tuple[int, ...]:
+    """Partial sums of many thread blocks: for the gradient of a norm's weight, or of a bias.
+
+    Only sums over all dimensions but the last of a contiguous tensor; others were not seen to need any.
+    """
+    outputs = x.shape[-1] if x.dim() else 0
+    if sorted(d % x.dim() for d in dims) != list(range(x.dim() - 1)) or not x.is_contiguous():
+        return ()
+    vector = 4 if outputs % 4 == 0 else 1  # outputs a thread
+    width = min(_power_of_two_below(outputs // vector), 32)
+    height = 512 // vector // width
+    grid = math.ceil(outputs / vector / width)
+    rows_a_thread = math.ceil(x.numel() // outputs / height)
+    target = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR // (width * height))
+    if rows_a_thread < 256 or grid > target:
+        return ()
+    blocks = min(math.ceil(target / grid), math.ceil(rows_a_thread / 16))
+    blocks = max(blocks, math.ceil(rows_a_thread / 256))
+    if blocks == 1:
+        return ()
+    return (4 * outputs * blocks * width * vector, 4 * grid)
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _power_of_two_below(n: int) -> int:
+    return 1 << (n.bit_length() - 1) if n else 1
