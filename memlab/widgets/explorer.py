@@ -87,6 +87,7 @@ class Explore(Live):
             self.exactly = (setting, self._exact(setting).by_category)
         finally:
             self.button.disabled = False
+            self.describe()
         self.redraw()
 
     def ground(self) -> Hashable:
@@ -111,8 +112,10 @@ class Explore(Live):
     def _draw_bars(self) -> Axes:
         rows = [(self._name(self.setting), _row(self._at(self.setting)))]
         if self.exactly:
-            rows.append((f"exactly {self.exactly[0][self.along]}", _row(self.exactly[1])))
-        widest = max(len(self._name({self.along: value})) for value in self.axes[self.along])
+            rows.append((f"exactly\n{self._exact_name()}", _row(self.exactly[1])))
+        names = [self._name({self.along: value}) for value in self.axes[self.along]]
+        names += [line for name, _ in rows for line in name.split("\n")]
+        widest = max(len(name) for name in names)
         left, tall = 0.03 + 0.0088 * widest, self.figure.get_size_inches()[1]
         box = (left, 1 - (self._bars - 0.3) / tall, 0.985 - left, (self._bars - 0.35) / tall)
         ax = self.figure.add_axes(box)
@@ -130,6 +133,12 @@ class Explore(Live):
 
     def _name(self, setting: Setting) -> str:
         return f"{self.labels[self.along]} {setting[self.along]}"
+
+    def _exact_name(self) -> str:
+        """The exact setting where it differs from the controls'; else its place on the curve."""
+        exact = self.exactly[0] if self.exactly else self.setting
+        other = [axis for axis, value in self.setting.items() if exact[axis] != value]
+        return ", ".join(f"{self.labels[axis]} {exact[axis]}" for axis in other or [self.along])
 
     def _curve(self) -> list[tuple[int, int]]:
         """The peak at each known step of the axis last moved: (index of the step, bytes)."""
@@ -184,7 +193,7 @@ class Explore(Live):
         )
         text = f"{at}: peak {gb(sum(peaks.values()))} ({parts})."
         if self.exactly:
-            exactly, total = self._name(self.exactly[0]), sum(self.exactly[1].values())
+            exactly, total = self._exact_name(), sum(self.exactly[1].values())
             text += f" Simulated exactly, {exactly}: {gb(total)}."
         return text
 
@@ -223,12 +232,12 @@ def explore(
     for axis, value in first.items():
         if value not in points.axes.get(axis, ()):
             raise ValueError(f"explore: start {axis}={value!r} is not in {points.axes}")
-    line = None
+    level = None
     if reference:
         n = reference[1]
-        line = (reference[0], n.metered_peak_bytes if isinstance(n, Measurement) else n)
+        level = (reference[0], n.metered_peak_bytes if isinstance(n, Measurement) else n)
     names = {axis: axis for axis in points.axes} | dict(labels or {})
-    return Explore(points, first, names, line, exact)
+    return Explore(points, first, names, level, exact)
 
 
 def _points(source: Any, axes: Any) -> Points:

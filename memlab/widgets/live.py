@@ -34,7 +34,7 @@ class Live:
 
     def __init__(self, controls: Sequence[ipywidgets.Widget], size: tuple[float, float]) -> None:
         self.figure = new_figure(*size)
-        self.figure.set_dpi(DPI)
+        self.figure.set_dpi(1.5 * DPI)  # shown at DPI: sharp on fine screens
         self._painted: Any = None  # the ground's pixels
         self._ground: Hashable = None  # what the pixels show
         self.failure: Exception | None = None
@@ -71,9 +71,13 @@ class Live:
 
         def once() -> None:
             self.image.value = self._picture()
-            self.status.value = f'<div role="status">{html.escape(self.says())}</div>'
+            self.describe()
 
         self.guarded(once)
+
+    def describe(self) -> None:
+        """Puts the figure's sentence below it."""
+        self.status.value = f'<div role="status">{html.escape(self.says())}</div>'
 
     def _picture(self) -> bytes:
         canvas = self.figure.canvas
