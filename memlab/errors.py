@@ -2,4 +2,5 @@
 
 
 class MemlabError(RuntimeError):
-    """Something around memlab is missing or in the way; the message is one line that says what would work."""
+    """Something around memlab is missing or in the way; the message is one line that says what
+    would work."""

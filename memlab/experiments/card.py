@@ -1,8 +1,8 @@
-"""Measure a recipe on real devices: on a CUDA card in a child process of its own, or on the CPU in this one.
+"""Measure a recipe on a real device: a CUDA card, in a child process, or the CPU, in this one.
 
-A child starts clean: no earlier tensor is alive, the allocator's setting is read at its start, and an
-out-of-memory error leaves nothing pinned. Its two parts: the steps under the meter, whose peaks are read,
-and further steps without it, which are timed.
+A child starts clean: no earlier tensor is alive, the allocator's setting is read at its start, and
+an out-of-memory error leaves nothing pinned. Its two parts: the steps under the meter, whose peaks
+are read, and further steps without it, which are timed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def measure_in_child(recipe: Recipe) -> Measurement:
     child = subprocess.run(
         [sys.executable, "-m", __name__, json.dumps(asdict(recipe))],
         env={**os.environ, **dict.fromkeys(ALLOCATOR_VARIABLES, setting)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     if child.returncode:
@@ -50,7 +49,8 @@ def measure_in_child(recipe: Recipe) -> Measurement:
 
 
 def measure_here(recipe: Recipe, device_type: str) -> Measurement:
-    """Run the recipe in this process on "cuda" or "cpu": its last metered step, then a few timed ones."""
+    """Run the recipe in this process on "cuda" or "cpu": its last metered step, then a few timed
+    ones."""
     on_card = device_type == "cuda"
     device = torch.device(device_type)
     timed = TIMED_STEPS if on_card else 0

@@ -26,10 +26,10 @@ def measure(
 ) -> Measurement:
     """The memory of the recipe's last step, by category and over time.
 
-    `device`: "cuda" runs it on the card, in a child process; "simulated" predicts it for an H200 with no
-    card; "cpu" computes it here (tiny models only); "auto" takes the card where there is one, else the
-    simulation. Simulations are kept on disk by recipe, versions and memlab's own source. `chunk` sets
-    the rows a chunk of the chunked losses (None: theirs), in simulations only.
+    `device`: "cuda" runs it on the card, in a child process; "simulated" predicts it for an H200
+    with no card; "cpu" computes it here (tiny models only); "auto" takes the card where there is
+    one, else the simulation. Simulations are kept on disk by recipe, versions and memlab's own
+    source. `chunk` sets the rows a chunk of the chunked losses (None: theirs), in simulations only.
 
     Raises ValueError for an unknown device or model, MemlabError where the device can't be had.
     """
@@ -58,9 +58,7 @@ def _simulated(recipe: Recipe, *, cache: bool, chunk: int | None) -> Measurement
     if not cache:
         return simulate(recipe, chunk=chunk)
     name = f"simulated-{_fingerprint(recipe, chunk)}.json"
-    return Measurement.from_json(
-        cached_json(name, lambda: simulate(recipe, chunk=chunk).to_json())
-    )
+    return Measurement.from_json(cached_json(name, lambda: simulate(recipe, chunk=chunk).to_json()))
 
 
 def _fingerprint(recipe: Recipe, chunk: int | None) -> str:
@@ -75,7 +73,15 @@ def _source_digest() -> str:
     """Of the code that a simulation runs, so that an edited checkout simulates anew."""
     digest = hashlib.sha256()
     package = Path(memlab.__file__).parent
-    for layer in ("techniques", "losses", "instruments", "models", "data", "trainers", "experiments"):
+    for layer in (
+        "techniques",
+        "losses",
+        "instruments",
+        "models",
+        "data",
+        "trainers",
+        "experiments",
+    ):
         for file in sorted((package / layer).glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -130,7 +136,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(before: Recipe, after: Recipe, *, device: str = "auto", cache: bool = True) -> Comparison:
+def compare(
+    before: Recipe, after: Recipe, *, device: str = "auto", cache: bool = True
+) -> Comparison:
     """Measure both recipes on one device. Raises as `measure` does."""
     return Comparison(
         before,

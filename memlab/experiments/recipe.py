@@ -33,9 +33,9 @@ OFF: dict[str, Any] = {
 class Recipe:
     """One training run: a model, its data, and which memory techniques are on.
 
-    The defaults are TRL's (checkpointing and the chunked loss on); `Recipe.off()` has every technique
-    off. A value that can't work raises ValueError or TypeError naming the switch, the value and what
-    would work.
+    The defaults are TRL's (checkpointing and the chunked loss on); `Recipe.off()` has every
+    technique off. A value that can't work raises ValueError or TypeError naming the switch, the
+    value and what would work.
     """
 
     model: str = "Qwen/Qwen3-0.6B"
@@ -77,7 +77,8 @@ class Recipe:
 
     @classmethod
     def of(cls, **switches: Any) -> Recipe:
-        """A recipe of these switches; an unknown name raises ValueError with the nearest known ones."""
+        """A recipe of these switches; an unknown name raises ValueError with the nearest known
+        ones."""
         known = switch_types()
         for name in switches:
             if name not in known:
@@ -100,9 +101,9 @@ class Recipe:
     def to_trl(self, **arguments: Any) -> Any:
         """The same run as a `trl.SFTConfig` of the installed TRL; `arguments` go to it as they are.
 
-        The model's name goes to `SFTTrainer(model=...)`; `expandable_segments` is an environment variable
-        (PYTORCH_ALLOC_CONF). Since TRL 1.15 `loss_type="nll"` is itself chunked. Raises MemlabError when
-        TRL is not installed.
+        The model's name goes to `SFTTrainer(model=...)`; `expandable_segments` is an environment
+        variable (PYTORCH_ALLOC_CONF). Since TRL 1.15 `loss_type="nll"` is itself chunked. Raises
+        MemlabError when TRL is not installed.
         """
         from memlab.experiments.trl_spelling import sft_config
 

@@ -1,4 +1,5 @@
-"""Measure a recipe without a card: run its steps on the simulated GPU and replay them in an allocator."""
+"""Measure a recipe without a card: run its steps on the simulated GPU and replay them in an
+allocator."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from memlab.models.compat import fake_tensors_are_computed
 
 
 def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
-    """The last of the recipe's steps as an H200 would run it: metered bytes exact, the allocator's predicted."""
+    """The last of the recipe's steps as an H200 would run it: metered bytes exact, the allocator's
+    predicted."""
     meter = simulated_run(recipe, chunk=chunk)
     allocator = replay(meter.ledger, expandable_segments=recipe.expandable_segments)
     return measurement(
@@ -60,7 +62,8 @@ def measurement(
     device: str,
     simulated: bool,
 ) -> Measurement:
-    """What the meter counted in its last step, beside what the caching allocator says, if there is one."""
+    """What the meter counted in its last step, beside what the caching allocator says, if there is
+    one."""
     timeline = thinned(meter.ledger.samples())
     peak = max(timeline, key=lambda sample: sample.total)
     return Measurement(

@@ -35,7 +35,8 @@ LEARNING_RATE = 2e-5  # TRL's
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's model without memory, and its batches on the host. Make it outside any simulation."""
+    """A recipe's model without memory, and its batches on the host. Make it outside any
+    simulation."""
 
     recipe: Recipe
     model: Any  # on meta
@@ -44,7 +45,8 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepared:
-    """Build the model's shape and the batches for `device_type`; text only where it will be computed on.
+    """Build the model's shape and the batches for `device_type`; text only where it will be
+    computed on.
 
     Raises ValueError for an unknown model, or attention that its device can't compute.
     """
@@ -90,6 +92,8 @@ def train(
         optimizer,
         prepared.steps,
         head=head_parts(model),
-        head_loss=partial(HEAD_LOSSES[recipe.loss_type], **({} if chunk is None else {"chunk": chunk})),
+        head_loss=partial(
+            HEAD_LOSSES[recipe.loss_type], **({} if chunk is None else {"chunk": chunk})
+        ),
         phase=meter.phase,
     )

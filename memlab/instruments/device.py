@@ -1,9 +1,9 @@
 """The simulated GPU: fake tensors on a device that this process does not have.
 
-Fake tensors carry shapes, types and storages but no data, so a training step on them runs the very same
-Python code, in seconds, and makes and drops the same storages. Without a card they live on a device
-called `gpu`, registered through PyTorch's experimental hook for Python-only devices; beside a real card
-they live on `cuda`, because that hook would take CUDA's place in the autograd engine.
+Fake tensors carry shapes, types and storages but no data, so a training step on them runs the very
+same Python code, in seconds, and makes and drops the same storages. Without a card they live on a
+device called `gpu`, registered through PyTorch's experimental hook for Python-only devices; beside
+a real card they live on `cuda`, because that hook would take CUDA's place in the autograd engine.
 
 Source: torch.utils.backend_registration, torch._subclasses.fake_tensor (PyTorch 2.11 to 2.13).
 """
@@ -33,8 +33,8 @@ def simulation_missing() -> str | None:
     if torch.cuda.is_available() or hasattr(backend_registration, HOOK):
         return None
     return (
-        f"torch {torch.__version__} has no hook for Python-only devices, which the simulated GPU needs: "
-        "install torch>=2.11,<2.14, or use device=cpu"
+        f"torch {torch.__version__} has no hook for Python-only devices, which the simulated GPU "
+        "needs: install torch>=2.11,<2.14, or use device=cpu"
     )
 
 
@@ -73,7 +73,9 @@ def simulated_gpu() -> Iterator[torch.device]:
         FakeTensorMode(allow_non_fake_inputs=True),
         Twins(device.type),
     ):
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(1.0, device=...) would copy real data
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor(1.0, device=...) would copy real data
         try:
             yield device
         finally:
@@ -81,7 +83,8 @@ def simulated_gpu() -> Iterator[torch.device]:
 
 
 def _device_module() -> object:
-    """What torch asks of a device's module: `torch.utils.checkpoint`, autocast and FSDP2 included."""
+    """What torch asks of a device's module: `torch.utils.checkpoint`, autocast and FSDP2
+    included."""
     base = backend_registration._DummyBackendModule
 
     class SimulatedDevice(base):  # type: ignore[misc, valid-type]
@@ -109,7 +112,7 @@ def _device_module() -> object:
 
 @contextlib.contextmanager
 def _no_kernel_launches() -> Iterator[None]:
-    """Triton kernels called with a fake tensor return without launching; real launches go through."""
+    """Triton kernels called with a fake tensor return at once; real launches go through."""
     try:
         from triton.runtime.jit import JITFunction
     except ImportError:  # no Triton on this platform: nothing to skip
@@ -120,9 +123,9 @@ def _no_kernel_launches() -> Iterator[None]:
     def run(self: object, *args: object, **kwargs: object) -> object:
         if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
             return None
-        return launch(self, *args, **kwargs)
+        return launch(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
 
-    JITFunction.run = run
+    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

@@ -1,4 +1,5 @@
-"""The ledger of a metered run: which storage was born when, with how many bytes, and what it was for."""
+"""The ledger of a metered run: which storage was born when, with how many bytes, and what it was
+for."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Ledger:
         self.births: list[Birth] = []
         self.events: list[int] = []  # k: birth k is allocated; ~k: it is freed
         self.phases: list[tuple[int, str]] = [(0, "setup")]  # from this event on
-        self.workspaces: list[tuple[int, tuple[int, ...]]] = []  # inside the operation before this event
+        self.workspaces: list[
+            tuple[int, tuple[int, ...]]
+        ] = []  # inside the operation before this event
         self.step_start = 0
 
     @property
@@ -74,7 +77,7 @@ class Ledger:
             yield Sample(at - self.step_start, phase, tuple(live))
 
     def alive_at(self, event: int) -> dict[str, int]:
-        """Bytes alive after `event` of the last step, by the operation that made them, largest first."""
+        """Bytes alive after `event` of the last step, by the operation that made them."""
         alive: set[int] = set()
         for k in self.events[: self.step_start + event]:
             if k >= 0:
@@ -91,8 +94,11 @@ class Ledger:
         birth = self.births[max(event, ~event)]
         live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes
 
-    def allocations(self, *, from_event: int = 0, to_event: int | None = None) -> Iterator[tuple[int, int]]:
-        """(key, bytes) for an allocator model, negative bytes when freed; operations' workspaces included."""
+    def allocations(
+        self, *, from_event: int = 0, to_event: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """(key, bytes) for an allocator model, negative bytes when freed; operations' workspaces
+        included."""
         last = len(self.events) if to_event is None else to_event
         workspaces = iter([w for w in self.workspaces if from_event < w[0] <= last])
         upcoming = next(workspaces, None)
@@ -109,7 +115,8 @@ class Ledger:
 
 
 def thinned(samples: Iterator[Sample], *, points: int = 600) -> tuple[Sample, ...]:
-    """About `points` of the samples, in order: each stretch's highest and last, so every peak survives."""
+    """About `points` of the samples, in order: each stretch's highest and last, so every peak
+    survives."""
     whole = list(samples)
     stretch = max(1, len(whole) // points)
     kept = {0: whole[0]}

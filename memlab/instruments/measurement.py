@@ -42,8 +42,9 @@ class Measurement:
     """Peak memory of a training step (its last one, where several were run), in bytes.
 
     `metered_peak_bytes` counts live storages, each rounded up to 512 B: it is the same integer on a
-    card and simulated; `by_category` and `by_op` (the operation that made a storage) split it. `peak_allocated_bytes` and `peak_reserved_bytes` are the caching allocator's:
-    read from the card, or predicted when `simulated`. `step_ms` is None when nothing was timed.
+    card and simulated; `by_category` and `by_op` (the operation that made a storage) split it.
+    `peak_allocated_bytes` and `peak_reserved_bytes` are the caching allocator's: read from the
+    card, or predicted when `simulated`. `step_ms` is None when nothing was timed.
     """
 
     metered_peak_bytes: int
@@ -92,6 +93,7 @@ class Measurement:
             ) from None
         if not whole:
             raise MemlabError(
-                "corrupt recording (its categories do not add up to its peak): delete it, and it is made again"
+                "corrupt recording (its categories do not add up to its peak): delete it, "
+                "and it is made again"
             )
         return measurement

@@ -1,8 +1,8 @@
 """The meter: counts every storage of a device as it is born and dies, by category and over time.
 
 It watches operations (a `TorchDispatchMode`) and storages (weak references), so it reads the same
-integers from CUDA tensors, CPU tensors and simulated ones. Storages are rounded up to 512 B, the caching
-allocator's unit. What an operation allocates and frees inside itself is not counted.
+integers from CUDA tensors, CPU tensors and simulated ones. Storages are rounded up to 512 B, the
+caching allocator's unit. What an operation allocates and frees inside itself is not counted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def device_type(tensor: Tensor) -> str:
 class Meter(TorchDispatchMode):
     """Counts the storages of `device_type` that operations make while it is active.
 
-    `vocab_size` tells logits from other tensors: floating point, last dimension V. `watch` names the
-    model and its optimizer, whose tensors are then known as parameters, gradients and optimizer state.
-    An activation is what a forward pass (or its recomputation in backward) leaves alive. The counts are in
-    `ledger`; bytes on the host are counted apart, unless the host is the device.
+    `vocab_size` tells logits from other tensors: floating point, last dimension V. `watch` names
+    the model and its optimizer, whose tensors are then known as parameters, gradients and
+    optimizer state. An activation is what a forward pass (or its recomputation in backward) leaves
+    alive. The counts are in `ledger`; bytes on the host are counted apart, unless the host is the
+    device.
     """
 
     def __init__(self, device_type: str, *, vocab_size: int | None = None) -> None:
@@ -61,7 +62,7 @@ class Meter(TorchDispatchMode):
         self._watched: list[tuple[nn.Module, torch.optim.Optimizer | None]] = []
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Remember whose parameters, gradients and optimizer state these are; buffers are parameters."""
+        """Remember whose parameters (buffers too), gradients and optimizer state these are."""
         self._watched.append((model, optimizer))
         self._label_watched()
 
@@ -200,7 +201,7 @@ class Meter(TorchDispatchMode):
         return len(self.ledger.births)
 
     def _follow_recomputation(self) -> None:
-        """In backward, gradients are made with grad mode off; with it on, a forward is being repeated."""
+        """Gradients are made with grad mode off; with it on, backward repeats a forward."""
         if torch.is_grad_enabled():
             if self._recomputing_since is None:
                 self._recomputing_since = self._next_birth

@@ -1,9 +1,9 @@
 """Real twins of small integer tensors, so that data-dependent code runs on a simulated GPU.
 
-A fake tensor has no values, yet `h[labels != -100]` needs to know how many labels are valid. Every small
-integer or boolean tensor, and every scalar, therefore keeps a real copy on the host: an operation whose
-inputs all have twins also runs on the twins. What is made here is invisible to a `Meter` entered later,
-as the temporaries inside a CUDA operation are.
+A fake tensor has no values, yet `h[labels != -100]` needs to know how many labels are valid. Every
+small integer or boolean tensor, and every scalar, therefore keeps a real copy on the host: an
+operation whose inputs all have twins also runs on the twins. What is made here is invisible to a
+`Meter` entered later, as the temporaries inside a CUDA operation are.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Twins(TorchDispatchMode):
             twin = self.twin(index)
             if twin is None:
                 raise NotImplementedError(
-                    "a boolean index whose values are not known on the simulated GPU: derive it from integer tensors "
-                    f"of at most {LARGEST} entries"
+                    "a boolean index whose values are not known on the simulated GPU: derive it "
+                    f"from integer tensors of at most {LARGEST} entries"
                 )
             with _disable_current_modes():
                 columns = twin.nonzero().unbind(1)

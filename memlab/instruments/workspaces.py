@@ -1,8 +1,9 @@
 """Bytes that CUDA operations allocate and free inside themselves, which no meter sees from outside.
 
-They count for the caching allocator: a prediction replays them beside the metered storages. Listed are
-those that a step's allocation history on an H200 showed above 1 MiB, but for one: the embedding's
-backward sorts its tokens, and what that takes (18 to 37 MB there) depends on how many are distinct.
+They count for the caching allocator: a prediction replays them beside the metered storages. Listed
+are those that a step's allocation history on an H200 showed above 1 MiB, but for one: the
+embedding's backward sorts its tokens, and what that takes (18 to 37 MB there) depends on how many
+are distinct.
 
 Sources: PyTorch's flash_api.cpp (mha_bwd) and Reduce.cuh (setReduceConfig).
 """
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MATMUL_WORKSPACES = (32 << 20, 32 << 20)  # cuBLAS and cuBLASLt on Hopper, at the first matrix product
+MATMUL_WORKSPACES = (
+    32 << 20,
+    32 << 20,
+)  # cuBLAS and cuBLASLt on Hopper, at the first matrix product
 MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 132, 2048  # H200
 
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -32,7 +36,7 @@ def workspaces(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _flash_backward(query: Tensor, key: Tensor) -> tuple[int, ...]:  # (B, H, T, D), (B, Hkv, S, D)
-    """Row sums and an fp32 query gradient; for grouped heads also key and value gradients of every head."""
+    """Row sums, an fp32 query gradient; for grouped heads, dk and dv of every head."""
     batch, heads, rows, size = query.shape
     rows, size = _round_up(rows, 128), _round_up(size, 32)
     inside = [4 * batch * heads * rows, 4 * batch * heads * rows * size]
@@ -44,7 +48,8 @@ def _flash_backward(query: Tensor, key: Tensor) -> tuple[int, ...]:  # (B, H, T,
 def _sum_over_rows(x: Tensor, dims: list[int]) -> tuple[int, ...]:
     """Partial sums of many thread blocks: for the gradient of a norm's weight, or of a bias.
 
-    Only sums over all dimensions but the last of a contiguous tensor; others were not seen to need any.
+    Only sums over all dimensions but the last of a contiguous tensor; others were not seen to need
+    any.
     """
     outputs = x.shape[-1] if x.dim() else 0
     if sorted(d % x.dim() for d in dims) != list(range(x.dim() - 1)) or not x.is_contiguous():

@@ -1,8 +1,9 @@
 """Supervised fine-tuning: the loop, plain.
 
-Loss of a step: the sum over valid labels of -log p(label), divided by the number of valid labels of the
-whole step, all micro-batches together; never a mean of means. Techniques arrive as arguments: the head's
-loss as a function, checkpointing as a switch of the model, batches already truncated, padded or packed.
+Loss of a step: the sum over valid labels of -log p(label), divided by the number of valid labels
+of the whole step, all micro-batches together; never a mean of means. Techniques arrive as
+arguments: the head's loss as a function, checkpointing as a switch of the model, batches already
+truncated, padded or packed.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def train(
 ) -> Iterator[Tensor]:
     """Run every step and yield its loss, a detached scalar on the model's device.
 
-    A step is a sequence of micro-batches, each with `input_ids` and `labels` (B, T), padded on the right,
-    on any device. `head_loss(h, w, y, ...)` is one of `techniques.chunked_loss`; it gets
-    the hidden states (N, D), the head's weight (V, D) and the targets (N,). `phase` names the parts of a
-    step to whoever measures them.
+    A step is a sequence of micro-batches, each with `input_ids` and `labels` (B, T), padded on the
+    right, on any device. `head_loss(h, w, y, ...)` is one of `techniques.chunked_loss`; it gets
+    the hidden states (N, D), the head's weight (V, D) and the targets (N,). `phase` names the
+    parts of a step to whoever measures them.
 
     Raises ValueError when a step holds no valid label at all.
     """
@@ -46,7 +47,9 @@ def train(
     for micro_batches in steps:
         num_items = sum(int((b["labels"][:, 1:] != -100).sum()) for b in micro_batches)
         if num_items == 0:
-            raise ValueError("labels: all -100 in every micro-batch of a step; give rows with completions")
+            raise ValueError(
+                "labels: all -100 in every micro-batch of a step; give rows with completions"
+            )
         step_loss = torch.zeros((), device=device)
         for batch in micro_batches:
             # rows are padded on the right: causal attention needs no mask to keep padding out

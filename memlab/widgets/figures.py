@@ -31,9 +31,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 def points(ax: Axes) -> tuple[float, float]:
     """Width and height of `ax` in points, the unit of font sizes."""
-    box = ax.get_position()
-    width, height = ax.get_figure(root=True).get_size_inches()  # type: ignore[union-attr]
-    return box.width * width * 72, box.height * height * 72
+    a_pixel = 72 / ax.figure.dpi
+    return ax.bbox.width * a_pixel, ax.bbox.height * a_pixel
 
 
 def text_width(text: str, size: float = FONT) -> float:
