@@ -284,21 +284,15 @@ def phases(measurement: Measurement) -> list[tuple[str, int, int]]:
 
 
 def _areas(ax: Axes, events: np.ndarray, live: np.ndarray) -> None:
-    edge = np.zeros(len(events), dtype=np.int64)
-    for i, category in enumerate(CATEGORIES):
-        if live[:, i].any():
-            look = LOOKS[category]
-            ax.fill_between(
-                events,
-                edge,
-                edge + live[:, i],
-                step="post",
-                facecolor=look.colour,
-                hatch=look.hatch,
-                edgecolor=HATCH,
-                linewidth=0.0,
-            )
-        edge = edge + live[:, i]
+    """Stacked bands, the top one first; outlines keep spikes of a few events visible."""
+    tops = live.cumsum(axis=1)
+    for i, category in reversed(list(enumerate(CATEGORIES))):
+        alive = live[:, i] > 0
+        alive[1:] |= alive[:-1]  # a band ends where the next event begins
+        look, low, high = LOOKS[category], tops[:, i] - live[:, i], tops[:, i]
+        band = {"step": "post", "where": alive}
+        ax.fill_between(events, low, high, fc=look.colour, ec=look.colour, lw=1.4, **band)
+        ax.fill_between(events, low, high, fc="none", ec=HATCH, hatch=look.hatch, lw=0, **band)
 
 
 def _name_areas(ax: Axes, events: np.ndarray, live: np.ndarray) -> list[str]:

@@ -48,7 +48,7 @@ class Scrub(Live):
         timeline(self._ax, self.measurement)
 
     def draw_over(self) -> Sequence[Artist]:
-        cursor = self._ax.axvline(self.sample.event, color=INK, lw=1.4)
+        cursor = self._ax.axvline(self.sample.event, color=INK, lw=0.8)
         return [cursor, self._bars()]
 
     def _bars(self) -> Axes:
