@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 from memlab.lessons import chunked, start, where
+from memlab.lessons.code import show_code
 from memlab.lessons.judging import Exercise, Question, Verdict
+from memlab.lessons.spelling import in_trl
 
-__all__ = ["Question", "Verdict", "ask", "check"]
+__all__ = ["Question", "Verdict", "ask", "check", "in_trl", "show_code"]
 
 EXERCISES: dict[str, Exercise] = {
     **start.EXERCISES,
@@ -27,13 +29,16 @@ def ask(exercise: str) -> Question:
     return Question(exercise, known.question, known.wants)
 
 
-def check(exercise: str, answer: Any) -> Verdict:
+def check(exercise: str, answer: Any) -> Verdict | Question:
     """Whether `answer` is right: a hint on the first wrong attempt, then the reason.
 
-    The right answer is computed now, by measuring or by running the technique. Raises ValueError
-    for an unknown exercise (naming those of its lesson), TypeError for a wrong form of answer.
+    With `...` in the answer's place, which is how lessons come, the question. The right answer is
+    computed now, by measuring or by running the technique. Raises ValueError for an unknown
+    exercise (naming those of its lesson), TypeError for a wrong form of answer.
     """
     known = _known(exercise)
+    if answer is ...:
+        return ask(exercise)
     if not known.accepts(answer):
         raise TypeError(f"{exercise}: give {known.wants}, not {answer!r}")
     finding = known.judge(answer)

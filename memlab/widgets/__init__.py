@@ -10,10 +10,12 @@ _HOMES = {
     "Explore": "explorer",
     "Grid": "grid",
     "Predict": "prediction",
+    "Readings": "readings",
     "Scrub": "scrubber",
     "Shown": "show",
     "explore": "explorer",
     "predict": "prediction",
+    "readings": "readings",
     "scrub": "scrubber",
     "show_bars": "show",
     "show_comparison": "show",
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from memlab.widgets.explorer import Explore, explore
     from memlab.widgets.grid import Grid
     from memlab.widgets.prediction import Predict, predict
+    from memlab.widgets.readings import Readings, readings
     from memlab.widgets.scrubber import Scrub, scrub
     from memlab.widgets.show import Shown, show_bars, show_comparison, show_timeline
 
@@ -31,10 +34,12 @@ __all__ = [
     "Explore",
     "Grid",
     "Predict",
+    "Readings",
     "Scrub",
     "Shown",
     "explore",
     "predict",
+    "readings",
     "scrub",
     "show_bars",
     "show_comparison",

@@ -1,0 +1,98 @@
+"""Two devices' readings of one step, side by side: what stays, what changes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import ipywidgets
+
+from memlab.instruments.measurement import CATEGORIES, Measurement
+from memlab.widgets.live import described
+from memlab.widgets.show import columns
+from memlab.widgets.style import LOOKS
+
+SAME, DIFFERS = ("= same", "#00664b"), ("≠ differs", "#a34400")
+NONE = "—"
+
+
+class Readings:
+    """A table of two measurements out of several; made by `readings`."""
+
+    def __init__(self, measurements: Mapping[str, Measurement]) -> None:
+        self.measurements = dict(measurements)
+        names = list(self.measurements)
+        style = described(["compare", "with"])
+        self.left, self.right = (
+            ipywidgets.Dropdown(options=names, value=value, description=text, style=style)
+            for text, value in (("compare", names[0]), ("with", names[-1]))
+        )
+        self.page = ipywidgets.HTML()
+        self.view = ipywidgets.VBox([ipywidgets.HBox([self.left, self.right]), self.page])
+        for control in (self.left, self.right):
+            control.observe(self._fill, names="value")
+        self._fill()
+
+    def rows(self) -> list[tuple[str, str, str, bool]]:
+        """(reading, left value, right value, whether they are the same), of the present choice."""
+        left, right = (_values(self.measurements[c.value]) for c in (self.left, self.right))
+        return [(name, left[name], right[name], left[name] == right[name]) for name in left]
+
+    def _fill(self, _: object = None) -> None:
+        self.page.value = self.html()
+
+    def html(self) -> str:
+        """The table; "same" and "differs" are words, not colours alone."""
+        heads = ("reading", self.left.value, self.right.value, "")
+        head = "".join(f'<th scope="col" style="{CELL}">{html.escape(h)}</th>' for h in heads)
+        body = "".join(_line(*row) for row in self.rows())
+        return (
+            f'<table style="border-collapse:collapse" role="status"><tr>{head}</tr>{body}</table>'
+        )
+
+    def __repr__(self) -> str:
+        values = [_values(m) for m in self.measurements.values()]
+        lines = [["reading", *self.measurements]]
+        lines += [[name, *(v[name] for v in values)] for name in values[0]]
+        return columns(lines)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        view = self.view._repr_mimebundle_() or {}
+        return {**view, "text/html": self.html(), "text/plain": repr(self)}
+
+
+CELL = "padding:.15em 1em; text-align:right; white-space:nowrap"
+
+
+def _line(name: str, left: str, right: str, same: bool) -> str:
+    word, colour = SAME if same else DIFFERS
+    verdict = "" if NONE in (left, right) and same else word
+    cells = "".join(f'<td style="{CELL}">{html.escape(text)}</td>' for text in (left, right))
+    return (
+        f'<tr><th scope="row" style="{CELL}; font-weight:normal; text-align:left">{html.escape(name).replace("  ", "&emsp;")}</th>{cells}'
+        f'<td style="{CELL}; text-align:left; color:{colour}"><b>{verdict}</b></td></tr>'
+    )
+
+
+def _values(m: Measurement) -> dict[str, str]:
+    """What one device reads, by the name of the reading."""
+    live = {f"  {LOOKS[c].name}": f"{m.by_category[c]:,}" for c in CATEGORIES if c != "kv_cache"}
+    reserved = NONE if m.peak_reserved_bytes is None else f"{m.peak_reserved_bytes:,}"
+    return {
+        "metered peak, bytes": f"{m.metered_peak_bytes:,}",
+        **live,
+        "peak allocated, bytes": f"{m.peak_allocated_bytes:,}",
+        "peak reserved, bytes": reserved,
+        "one step, ms": NONE if m.step_ms is None else f"{m.step_ms:.1f}",
+    }
+
+
+def readings(measurements: Mapping[str, Measurement]) -> Readings:
+    """A table of two devices' readings with a choice of devices, by name.
+
+    Raises ValueError without measurements.
+    """
+    if not measurements:
+        raise ValueError("readings: give at least one name and measurement")
+    return Readings(measurements)
