@@ -198,6 +198,19 @@ def test_simulate_exactly_shows_the_result_or_the_error() -> None:
     assert shown.error.value == ""
 
 
+def test_a_reference_may_follow_the_setting() -> None:
+    def full(setting: dict) -> int:
+        return 10**9 * setting["max_length"]
+
+    steps = {"chunk": [32, 256], "max_length": [1, 20]}
+    shown = explore(step_of, axes=steps, reference=("all logits", full))
+    assert "all logits: 1.00 GB" in shown.status.value
+    shown.controls["max_length"].value = 20
+    assert "all logits: 20.00 GB" in shown.status.value
+    assert shown._limit() == 20 * 10**9
+    assert shown.failure is None
+
+
 def test_an_error_in_an_observer_is_shown_not_lost() -> None:
     def broken(setting: dict) -> Measurement:
         if setting["chunk"] == 256:

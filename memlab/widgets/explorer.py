@@ -15,9 +15,10 @@ from memlab.widgets.figures import Row, bare, bars, line, points, scale, text_wi
 from memlab.widgets.grid import Grid, Setting, Value
 from memlab.widgets.live import Live, described
 from memlab.widgets.show import WIDTH, columns
-from memlab.widgets.style import FAINT, FONT, INK, LOOKS, gb
+from memlab.widgets.style import FAINT, FONT, INK, LOOKS, QUIET, gb
 
 Peaks = Mapping[str, int]  # bytes by category at the metered peak
+Reference = Callable[[Setting], int]  # bytes to compare a setting's peak with
 CURRENT = "#D55E00"
 
 
@@ -37,7 +38,7 @@ class Explore(Live):
         points: Points,
         start: Setting,
         labels: Mapping[str, str],
-        reference: tuple[str, int] | None,
+        reference: tuple[str, Reference] | None,
         exact: Callable[[Setting], Measurement] | None,
     ) -> None:
         axes = self.axes = points.axes
@@ -125,11 +126,14 @@ class Explore(Live):
     def _limit(self) -> int:
         """The largest peak in sight, in bytes."""
         exactly = sum(self.exactly[1].values()) if self.exactly else 0
-        return max([y for _, y in self._curve()] + [exactly, self._reference or 0])
+        return max([exactly, *(y for _, y in self._curve()), *self._references()])
 
-    @property
-    def _reference(self) -> int | None:
-        return self.reference[1] if self.reference else None
+    def _references(self) -> list[int]:
+        """What is compared with at each step of the axis last moved; none without a reference."""
+        if self.reference is None:
+            return []
+        steps = self.axes[self.along]
+        return [self.reference[1]({**self.setting, self.along: value}) for value in steps]
 
     def _name(self, setting: Setting) -> str:
         return f"{self.labels[self.along]} {setting[self.along]}"
@@ -153,8 +157,7 @@ class Explore(Live):
         ax.set_xlim(-0.4, len(steps) - 0.6)
         ax.set_ylim(0, 1.2 * limit)
         ax.plot(*zip(*curve, strict=True), "-o", color=INK, lw=1.4, ms=3.5, zorder=3)
-        if self.reference:
-            line(ax, *self.reference)
+        self._draw_reference(ax)
         if self.exactly:
             x = _between(steps, self.exactly[0][self.along])
             self._mark(x, sum(self.exactly[1].values()), "D", below=True)
@@ -168,6 +171,27 @@ class Explore(Live):
         ax.spines["bottom"].set_visible(True)
         ax.spines["bottom"].set_color(FAINT)
         scale(ax, 1.15 * limit)
+
+    def _draw_reference(self, ax: Axes) -> None:
+        """One labelled line; where it changes along the axis, a dashed curve named at its end."""
+        values = self._references()
+        if not self.reference or not values:
+            return
+        if len(set(values)) == 1:
+            line(ax, self.reference[0], values[0])
+            return
+        ax.plot(range(len(values)), values, color=QUIET, lw=0.9, ls=(0, (3, 2)), zorder=2)
+        highest = int(np.argmax(values))
+        ax.annotate(
+            self.reference[0],
+            (highest, values[highest]),
+            (-8 if highest else 8, 0),
+            textcoords="offset points",
+            ha="right" if highest else "left",
+            va="bottom",
+            fontsize=FONT - 1,
+            color=QUIET,
+        )
 
     def _mark(self, x: float, y: int, marker: str, *, below: bool = False) -> Sequence[Artist]:
         """A point of the curve with its value."""
@@ -192,6 +216,8 @@ class Explore(Live):
             f"{LOOKS[c].name} {gb(peaks[c], unit=False)}" for c in CATEGORIES if peaks.get(c)
         )
         text = f"{at}: peak {gb(sum(peaks.values()))} ({parts})."
+        if self.reference:
+            text += f" {self.reference[0]}: {gb(self.reference[1](self.setting))}."
         if self.exactly:
             exactly, total = self._exact_name(), sum(self.exactly[1].values())
             text += f" Simulated exactly, {exactly}: {gb(total)}."
@@ -215,7 +241,7 @@ def explore(
     axes: Mapping[str, Sequence[Value]] | str | None = None,
     start: Setting | None = None,
     labels: Mapping[str, str] | None = None,
-    reference: tuple[str, Measurement | int] | None = None,
+    reference: tuple[str, Measurement | int | Reference] | None = None,
     exact: Callable[[Setting], Measurement] | None = None,
 ) -> Explore:
     """An interactive figure of the peak over settings.
@@ -223,8 +249,8 @@ def explore(
     `source` is a Grid; or a mapping from the values of one axis, named by `axes`, to measurements;
     or a function of a setting, called when a step of `axes` is first visited. Numbers get a slider,
     words a dropdown. `start` is the first setting shown (the first steps otherwise), `labels` are
-    what axes are called, `reference` a line to compare with, in bytes, and `exact(setting)` what
-    the button "Simulate exactly" calls.
+    what axes are called, `reference` is what to compare with, in bytes or as a function of the
+    setting, and `exact(setting)` is what the button "Simulate exactly" calls.
     Raises ValueError for axes that are missing, empty or don't hold `start`.
     """
     points = _points(source, axes)
@@ -232,12 +258,15 @@ def explore(
     for axis, value in first.items():
         if value not in points.axes.get(axis, ()):
             raise ValueError(f"explore: start {axis}={value!r} is not in {points.axes}")
-    level = None
-    if reference:
-        n = reference[1]
-        level = (reference[0], n.metered_peak_bytes if isinstance(n, Measurement) else n)
     names = {axis: axis for axis in points.axes} | dict(labels or {})
-    return Explore(points, first, names, level, exact)
+    compared = (reference[0], _compared(reference[1])) if reference else None
+    return Explore(points, first, names, compared, exact)
+
+
+def _compared(reference: Measurement | int | Reference) -> Reference:
+    if isinstance(reference, Measurement):
+        reference = reference.metered_peak_bytes
+    return reference if callable(reference) else lambda _: reference
 
 
 def _points(source: Any, axes: Any) -> Points:

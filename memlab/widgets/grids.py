@@ -1,0 +1,105 @@
+"""The lessons' grids: what each simulates, and the command that makes their files or checks them.
+
+python -m memlab.widgets.grids 06               simulate all grids whose name starts so, write them
+python -m memlab.widgets.grids 06 --sample 3    simulate three settings of each again, and compare
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memlab.experiments import Recipe, measure, recordings
+from memlab.experiments.versions import versions
+from memlab.instruments.measurement import Measurement
+from memlab.widgets.grid import Grid, Setting, Value
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A recipe, and the values that its switches take; `chunk`, the rows a chunk, is an axis too."""
+
+    base: Recipe
+    axes: Mapping[str, Sequence[Value]]
+
+    def at(self, setting: Setting) -> Measurement:
+        """Simulates one setting, on the grid or off it. Raises as `measure` does."""
+        switches = {axis: value for axis, value in setting.items() if axis != "chunk"}
+        chunk = setting.get("chunk")
+        assert chunk is None or isinstance(chunk, int)
+        return measure(self.base.replace(**switches), device="simulated", chunk=chunk)
+
+    def simulate(self) -> Grid:
+        """Simulates every setting."""
+        about = {"recipe": json.dumps(asdict(self.base)), **versions()}
+        return Grid.simulate(self.axes, self.at, about)
+
+
+LENGTHS = (256, 512, 1024, 2048, 4096)
+BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
+GRIDS = {
+    "01_first_knobs": GridSpec(
+        Recipe.off(),
+        {
+            "per_device_train_batch_size": (1, 2, 4),
+            "gradient_accumulation_steps": (1, 2, 4),
+            "dtype": ("bfloat16", "float32"),
+            "optim": ("adamw_torch_fused", "sgd"),
+        },
+    ),
+    "06_chunks": GridSpec(
+        Recipe.defaults(),
+        {
+            "chunk": (32, 64, 128, 256, 512, 1024, 2048, 4096),
+            "max_length": LENGTHS,
+            "gradient_checkpointing": (True, False),
+        },
+    ),
+    "06_all_logits": GridSpec(
+        Recipe.defaults(loss_type="nll"),
+        {"max_length": LENGTHS, "gradient_checkpointing": (True, False)},
+    ),
+    "06_claim": GridSpec(
+        BIG,
+        {
+            "per_device_train_batch_size": (1, 2, 4, 5, 6, 8, 12, 16),
+            "loss_type": ("nll", "chunked_nll"),
+        },
+    ),
+}
+
+
+def folder() -> Path:
+    """Where the lessons' grids are: in the checkout's notebooks, or in the installed wheel."""
+    return recordings.folder().parent / "grids"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: see the module's docstring. 1 where a simulation differs from the file."""
+    parser = argparse.ArgumentParser(prog="python -m memlab.widgets.grids")
+    parser.add_argument("prefix", nargs="?", default="", help="of the grids' names")
+    parser.add_argument("--sample", type=int, help="compare so many settings, write nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    changed = []
+    for name, spec in GRIDS.items():
+        if not name.startswith(options.prefix):
+            continue
+        path = folder() / f"{name}.json"
+        if options.sample is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            spec.simulate().save(path)
+            print(f"wrote {path.name}", flush=True)
+        else:
+            found = Grid.load(path).differences(spec.at, sample=options.sample, seed=options.seed)
+            changed += [f"{name}: {line}" for line in found]
+    print("\n".join(changed), end="\n" if changed else "")
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
