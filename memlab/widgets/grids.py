@@ -21,7 +21,7 @@ from memlab.widgets.grid import Grid, Setting, Value
 
 @dataclass(frozen=True)
 class GridSpec:
-    """A recipe, and the values that its switches take; `chunk`, the rows a chunk, is an axis too."""
+    """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here."""
 
     base: Recipe
     axes: Mapping[str, Sequence[Value]]
