@@ -30,12 +30,21 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
         "max_length": recipe.max_length,
         "max_steps": recipe.max_steps,
         "loss_type": loss_type,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
+        checkpointing_switch(): recipe.gradient_checkpointing,
         "optim": recipe.optim,
         "bf16": recipe.dtype == "bfloat16",
         "model_init_kwargs": init,
         "seed": recipe.seed,
     }
+
+
+def checkpointing_switch() -> str:
+    """`gradient_checkpointing`, or the name that later versions of transformers want instead."""
+    from transformers import TrainingArguments
+
+    renamed = "activation_checkpointing"
+    is_renamed = renamed in TrainingArguments.__dataclass_fields__
+    return renamed if is_renamed else "gradient_checkpointing"
 
 
 def sft_config(recipe: Recipe, **extra: Any) -> Any:

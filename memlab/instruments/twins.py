@@ -98,7 +98,7 @@ class Twins(TorchDispatchMode):
         card = torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=device)
         if values is not None and (dtype in INTEGERS or values.numel() <= 1):
             with _disable_current_modes():
-                card._memlab_twin = values.to(dtype)  # type: ignore[attr-defined]
+                card._memlab_twin = values.to(dtype, copy=True)  # type: ignore[attr-defined]
         return card
 
     def _worth_running(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
