@@ -71,8 +71,6 @@ def test_a_row_indexed_by_a_mask_has_its_gradient(gpu: torch.device) -> None:
 @given(st.lists(st.integers(-100, 5), min_size=1, max_size=40))
 def test_masks_pick_as_many_as_on_the_host(values: list[int]) -> None:
 
-
-
     with _disable_current_modes():
         real = torch.tensor(values)
     card = real.to(simulated_device())

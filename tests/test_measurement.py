@@ -1,0 +1,121 @@
+"""Measurements survive JSON, and a ledger's samples survive thinning."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab.errors import MemlabError
+from memlab.instruments.ledger import Ledger, thinned
+from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
+
+sizes = st.lists(st.integers(0, 2**50), min_size=len(CATEGORIES), max_size=len(CATEGORIES))
+samples = st.builds(
+    Sample, st.integers(0, 10**6), st.sampled_from(["forward", "backward"]), sizes.map(tuple)
+)
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    at_peak = draw(sizes)
+    return Measurement(
+        metered_peak_bytes=sum(at_peak),
+        peak_allocated_bytes=draw(st.integers(0, 2**50)),
+        peak_reserved_bytes=draw(st.none() | st.integers(0, 2**50)),
+        by_category=dict(zip(CATEGORIES, at_peak, strict=True)),
+        by_op=draw(st.dictionaries(st.text(max_size=9), st.integers(0, 2**50), max_size=3)),
+        timeline=tuple(draw(st.lists(samples, max_size=4))),
+        host_peak_bytes=draw(st.integers(0, 2**50)),
+        step_ms=draw(st.none() | st.floats(0, 1e6)),
+        device=draw(st.text(max_size=9)),
+        simulated=draw(st.booleans()),
+        versions=draw(st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3)),
+    )
+
+
+@given(measurements())
+def test_json_round_trip(measurement: Measurement) -> None:
+    line = measurement.to_json()
+    assert "\n" not in line
+    assert Measurement.from_json(line) == measurement
+
+
+@given(measurements(), st.data())
+def test_a_corrupt_recording_is_a_one_line_error(
+    measurement: Measurement, data: st.DataObject
+) -> None:
+    line = measurement.to_json()
+    cut = line[: data.draw(st.integers(0, len(line) - 1))]
+    with pytest.raises(MemlabError, match="corrupt recording") as error:
+        Measurement.from_json(cut)
+    assert "\n" not in str(error.value)
+    wrong = json.loads(line) | {"metered_peak_bytes": measurement.metered_peak_bytes + 1}
+    with pytest.raises(MemlabError, match="do not add up"):
+        Measurement.from_json(json.dumps(wrong))
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Sample(0, "forward", (0,) * 7).event = 1  # type: ignore[misc]
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    """Random allocations and frees under random phases; the step starts somewhere among them."""
+    ledger = Ledger()
+    alive: list[int] = []
+    start = draw(st.integers(0, 30))
+    for number in range(draw(st.integers(1, 120))):
+        if number == start:
+            ledger.begin_step()
+        if draw(st.integers(0, 9)) == 0:
+            ledger.enter(draw(st.sampled_from(["forward", "backward", "optimizer"])))
+        if alive and draw(st.booleans()):
+            ledger.died(alive.pop(draw(st.integers(0, len(alive) - 1))))
+        else:
+            category = draw(st.integers(0, len(CATEGORIES) - 1))
+            alive.append(ledger.born(512 * draw(st.integers(1, 99)), category, "op"))
+    return ledger
+
+
+@given(ledgers(), st.integers(1, 20))
+def test_thinning_keeps_the_peak_of_every_phase(ledger: Ledger, points: int) -> None:
+    whole = list(ledger.samples())
+    few = thinned(iter(whole), points=points)
+    assert set(few) <= set(whole)
+    assert [s.event for s in few] == sorted({s.event for s in few})
+    for phase in {s.phase for s in whole}:
+        highest = max(s.total for s in whole if s.phase == phase)
+        assert max(s.total for s in few if s.phase == phase) == highest
+
+
+@given(ledgers())
+def test_samples_follow_the_events(ledger: Ledger) -> None:
+    whole = list(ledger.samples())
+    assert len(whole) == len(ledger.events) - ledger.step_start + 1
+    live: dict[int, int] = {}
+    totals = []
+    for event in ledger.events:
+        if event >= 0:
+            live[event] = ledger.births[event].nbytes
+        else:
+            del live[~event]
+        totals.append(sum(live.values()))
+    assert [s.total for s in whole[1:]] == totals[ledger.step_start :]
+    last = whole[-1]
+    assert sum(ledger.alive_at(last.event).values()) == last.total
+    flow = sum(nbytes for _, nbytes in ledger.allocations())
+    assert flow == last.total
+
+
+def test_workspaces_come_and_go_right_after_their_operation() -> None:
+    ledger = Ledger()
+    first = ledger.born(512, 6, "a")
+    ledger.workspaces.append((1, (1024, 2048)))
+    ledger.died(first)
+    inside = [(-1, 1024), (-2, 2048), (-1, -1024), (-2, -2048)]
+    assert list(ledger.allocations()) == [(0, 512), *inside, (0, -512)]
+    assert list(ledger.allocations(from_event=1)) == [(0, -512)]
+    assert list(ledger.allocations(to_event=1)) == [(0, 512), *inside]
