@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import make_readme
 import pytest
 
 from memlab.cli import _parser
@@ -121,3 +122,8 @@ def test_no_file_names_one_machine_or_an_index() -> None:
         if path.suffix in kinds and (bad := forbidden.findall(path.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+@pytest.mark.integers
+def test_the_table_is_what_the_runs_give() -> None:
+    assert make_readme.with_table(README) == README, "run: python tests/make_readme.py"

@@ -58,7 +58,11 @@ def _simulated(recipe: Recipe, *, cache: bool, chunk: int | None) -> Measurement
     if not cache:
         return simulate(recipe, chunk=chunk)
     name = f"simulated-{_fingerprint(recipe, chunk)}.json"
-    return Measurement.from_json(cached_json(name, lambda: simulate(recipe, chunk=chunk).to_json()))
+    kept = cached_json(name, lambda: simulate(recipe, chunk=chunk).to_json())
+    try:
+        return Measurement.from_json(kept)
+    except MemlabError:  # someone else wrote into the cache
+        return simulate(recipe, chunk=chunk)
 
 
 def _fingerprint(recipe: Recipe, chunk: int | None) -> str:

@@ -122,6 +122,17 @@ def to_record() -> Iterator[Recipe]:
                         gradient_checkpointing=checkpointing,
                         expandable_segments=expandable,
                     )
+    row_by_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    for recipe in (Recipe.off(), Recipe.defaults()):
+        yield recipe.replace(**row_by_row)
+    for switch in (
+        {"dataset": "chat"},
+        {"loss_type": "dft"},
+        {"dtype": "float32"},
+        {"optim": "adamw_torch"},
+        {"optim": "sgd"},
+    ):
+        yield Recipe.of(**switch)
 
 
 def record(recipes: Iterable[Recipe], path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Writes what the README shows of runs: its table and its picture.
+
+    python tests/make_readme.py
+
+Both are simulated (the same integers as on a card); tests/test_readme.py holds the table to it.
+"""
+
+from pathlib import Path
+
+from memlab.experiments import Recipe, measure
+from memlab.instruments.measurement import Measurement
+
+ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "notebooks" / "images" / "before_after.png"
+START, END = "<!-- table:start -->", "<!-- table:end -->"
+OFF = Recipe.off(model="Qwen/Qwen3-1.7B", max_length=2048)
+CLIMB = [  # what is switched on, one after the other, and whether TRL has it on
+    ("everything off", {}, ""),
+    ("chunked cross-entropy", {"loss_type": "chunked_nll"}, "yes"),
+    ("gradient checkpointing", {"gradient_checkpointing": True}, "yes"),
+    ("expandable segments", {"expandable_segments": True}, "no"),
+]
+
+
+def steps() -> list[tuple[str, str, str, Measurement]]:
+    """(name, switches, on in TRL, measurement) of each row, each on top of those above it."""
+    recipe, rows = OFF, []
+    for name, switches, in_trl in CLIMB:
+        recipe = recipe.replace(**switches)
+        said = ", ".join(f"`{switch}={value}`" for switch, value in switches.items())
+        rows.append((name, said, in_trl, measure(recipe, device="simulated")))
+    return rows
+
+
+def table() -> str:
+    """The README's table, in Markdown."""
+    rows = steps()
+    first = rows[0][3].peak_allocated_bytes
+    lines = [
+        f"{OFF.model}, {OFF.per_device_train_batch_size} x {OFF.max_length} tokens, bf16, AdamW; "
+        "each row adds to those above it:",
+        "",
+        "| technique | switch | on in TRL | peak allocated | peak reserved | saved so far |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for name, said, in_trl, m in rows:
+        saved = 1 - m.peak_allocated_bytes / first
+        lines.append(
+            f"| {name} | {said} | {in_trl} | {m.peak_allocated_bytes / 1e9:.2f} GB "
+            f"| {(m.peak_reserved_bytes or 0) / 1e9:.2f} GB | {f'{saved:.0%}' if saved else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def with_table(readme: str) -> str:
+    """The README's text with its table made anew."""
+    head, rest = readme.split(START)
+    _, tail = rest.split(END)
+    return f"{head}{START}\n{table()}\n{END}{tail}"
+
+
+def picture(path: Path = PICTURE) -> None:
+    """The step's timeline, everything off and with TRL's defaults, on one scale."""
+    from memlab.widgets import show_timeline
+
+    rows = steps()
+    PICTURE.parent.mkdir(exist_ok=True)
+    show_timeline({"everything off": rows[0][3], "TRL's defaults": rows[2][3]}).save(path)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    picture()
