@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from memlab.errors import MemlabError
@@ -39,12 +40,15 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def checkpointing_switch() -> str:
-    """`gradient_checkpointing`, or the name that later versions of transformers want instead."""
-    from transformers import TrainingArguments
+    """`gradient_checkpointing`, or the name that later versions of transformers want instead.
 
+    Read in the source of TrainingArguments: importing that loads accelerate and all it finds.
+    """
+    import transformers
+
+    source = Path(str(transformers.__file__)).with_name("training_args.py").read_text("utf-8")
     renamed = "activation_checkpointing"
-    is_renamed = renamed in TrainingArguments.__dataclass_fields__
-    return renamed if is_renamed else "gradient_checkpointing"
+    return renamed if f"\n    {renamed}: " in source else "gradient_checkpointing"
 
 
 def sft_config(recipe: Recipe, **extra: Any) -> Any:
