@@ -67,11 +67,12 @@ CELL = "padding:.15em 1em; text-align:right; white-space:nowrap"
 
 def _line(name: str, left: str, right: str, same: bool) -> str:
     word, colour = SAME if same else DIFFERS
-    verdict = "" if NONE in (left, right) and same else word
-    cells = "".join(f'<td style="{CELL}">{html.escape(text)}</td>' for text in (left, right))
+    verdict = "" if same and left == NONE else word
+    texts = "".join(f'<td style="{CELL}">{html.escape(text)}</td>' for text in (left, right))
+    label = html.escape(name).replace("  ", "&emsp;")
     return (
-        f'<tr><th scope="row" style="{CELL}; font-weight:normal; text-align:left">{html.escape(name).replace("  ", "&emsp;")}</th>{cells}'
-        f'<td style="{CELL}; text-align:left; color:{colour}"><b>{verdict}</b></td></tr>'
+        f'<tr><th scope="row" style="{CELL}; font-weight:normal; text-align:left">{label}</th>'
+        f'{texts}<td style="{CELL}; text-align:left; color:{colour}"><b>{verdict}</b></td></tr>'
     )
 
 
