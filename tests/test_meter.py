@@ -218,10 +218,14 @@ def test_nothing_is_counted_after_the_meter() -> None:
 
 def test_a_failed_step_leaves_the_process_as_it_was() -> None:
     resize, lifted = torch.UntypedStorage.resize_, torch._C._only_lift_cpu_tensors()
-    with pytest.raises(RuntimeError, match="on purpose"), simulated_gpu() as device:
-        with Meter(device.type) as meter, meter.phase("forward"):
+
+    def failing_step(device: torch.device, meter: Meter) -> None:
+        with meter.phase("forward"):
             torch.empty(100, device=device)
             raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        metered(failing_step, simulated=True)
     assert torch.UntypedStorage.resize_ is resize
     assert torch._C._only_lift_cpu_tensors() == lifted
     assert torch.autograd.is_multithreading_enabled()

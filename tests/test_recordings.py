@@ -1,14 +1,15 @@
 """Today's predictions against what a card read: the same integers, the same allocator."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from memlab.errors import MemlabError
-from memlab.experiments import Recipe, measure, price, recorded
-from memlab.experiments import recordings as module
+from memlab.experiments import Recipe, measure, price, record, recorded
 from memlab.experiments.recordings import Recording, load, recordings
+from memlab.instruments.measurement import Measurement
 
 MIB = 1 << 20
 
@@ -92,20 +93,25 @@ def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
 def test_recording_adds_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from memlab.experiments import card
-
-    recording = recordings()[0]
+    reading = dataclasses.replace(recordings()[0].reading, step_ms=1.0)
     ran = []
 
-    def on_the_card(recipe: Recipe):
+    def on_the_card(recipe: Recipe) -> Measurement:
         ran.append(recipe)
-        return dataclasses.replace(recording.reading, step_ms=1.0)
+        return reading
 
-    monkeypatch.setattr(card, "measure_in_child", on_the_card)
+    monkeypatch.setattr(record, "measure_in_child", on_the_card)
+    monkeypatch.setattr(record, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     tiny = Recipe.of(model="memlab/tiny", max_length=16)
     file = tmp_path / "measured" / "h200.jsonl"
-    module.record([tiny], file)
-    module.record([tiny, tiny.replace(max_length=32)], file)
+    record.record([tiny], file)
+    record.record([tiny, tiny.replace(max_length=32)], file)
     assert ran == [tiny, tiny.replace(max_length=32)]
     assert [line.recipe for line in load(file)] == ran
+    predicted = measure(tiny, device="simulated")
+    assert next(load(file)).prediction == dataclasses.replace(predicted, timeline=())
     assert "memlab/tiny" in capsys.readouterr().out
+
+
+def test_every_run_to_record_is_recorded() -> None:
+    assert {recording.recipe for recording in recordings()} == set(record.to_record())

@@ -21,6 +21,7 @@ LARGEST = 1 << 24  # entries of a tensor that still gets a twin
 VALUES = {"_local_scalar_dense", "equal"}  # answer with a Python value
 SHAPES = {"nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+ADDMM_INTO = torch.ops.aten.addmm.dtype_out  # torch 2.11 has no rule for it on fake tensors
 FILLS = {"zeros", "ones", "full", "scalar_tensor"}
 FILLS_LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 
@@ -42,6 +43,8 @@ class Twins(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "_to_copy" and self._to_card(args[0], kwargs):
             return self._copy_to_card(args[0], **kwargs)
+        if func is ADDMM_INTO:
+            return kwargs["out"]
         tensors = _tensors(args)
         known = name in FILLS or name == "arange" or name in FILLS_LIKE
         if not known:

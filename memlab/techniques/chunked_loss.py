@@ -11,7 +11,7 @@ Use       loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels
 Price     the logits product runs once more, in backward: four products, full logits take three
 Source    Chen et al. 2016, Sublinear Memory Cost; Wijmans et al. 2024, Cut Your Losses; TRL's docs
 Unlike    TRL's fused head: plain torch, chunks of rows only, and h goes to the head's dtype, so
-          that an fp32 head under bf16 hidden states is never copied. MIT; torch 2.11 to 2.13
+          that an fp32 head under bf16 hidden states is never copied. Apache-2.0; torch 2.11 to 2.13
 """
 
 import torch

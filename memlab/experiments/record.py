@@ -1,0 +1,89 @@
+"""Record runs on a CUDA card, beside their predictions; `recordings` reads them back.
+
+    python -m memlab.experiments.record [FILE]      # what FILE lacks; the lessons' file by default
+
+Predictions are made meanwhile in processes of their own, without the card.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from memlab.experiments.card import measure_in_child
+from memlab.experiments.measuring import measure
+from memlab.experiments.recipe import Recipe
+from memlab.experiments.recordings import FILE, Recording, folder, load
+from memlab.instruments.measurement import Measurement
+
+
+def to_record() -> Iterator[Recipe]:
+    """The runs that the tests and the lessons refer to."""
+    shapes = [
+        {"model": "Qwen/Qwen3-0.6B"},
+        {"model": "Qwen/Qwen3-0.6B", "per_device_train_batch_size": 1, "max_length": 512},
+        {"model": "Qwen/Qwen3-1.7B", "per_device_train_batch_size": 2, "max_length": 2048},
+        {"model": "meta-llama/Llama-3.2-1B"},
+    ]
+    for shape in shapes:
+        for loss_type in ("nll", "chunked_nll"):
+            for checkpointing in (False, True):
+                for expandable in (False, True):
+                    yield Recipe.of(
+                        **shape,
+                        loss_type=loss_type,
+                        gradient_checkpointing=checkpointing,
+                        expandable_segments=expandable,
+                    )
+    row_by_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    for recipe in (Recipe.off(), Recipe.defaults()):
+        yield recipe.replace(**row_by_row)
+    for switch in (
+        {"dataset": "chat"},
+        {"loss_type": "dft"},
+        {"dtype": "float32"},
+        {"optim": "adamw_torch"},
+        {"optim": "sgd"},
+    ):
+        yield Recipe.of(**switch)
+
+
+def predicted(recipe: Recipe) -> Measurement:
+    """The simulation of the recipe, without its timeline."""
+    return replace(measure(recipe, device="simulated"), timeline=())
+
+
+def record(recipes: Iterable[Recipe], path: Path) -> None:
+    """Run each recipe that the file does not hold yet on the card, and add its line."""
+    done = {recording.recipe for recording in load(path)}
+    missing = [recipe for recipe in recipes if recipe not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        for recipe, prediction in zip(missing, pool.map(predicted, missing), strict=True):
+            reading = replace(measure_in_child(recipe), timeline=())
+            today = datetime.date.today().isoformat()
+            with path.open("a", encoding="utf-8") as file:
+                file.write(Recording(recipe, reading, prediction, today).to_json() + "\n")
+            print(summary(recipe, reading, prediction), flush=True)
+
+
+def summary(recipe: Recipe, reading: Measurement, prediction: Measurement) -> str:
+    """One line: the switches that are not off, and how far the prediction is from the reading."""
+    on = Recipe.off(model=recipe.model).changes(recipe)
+    switches = " ".join(f"{name}={value}" for name, (_, value) in on.items())
+    metered = prediction.metered_peak_bytes - reading.metered_peak_bytes
+    allocated = prediction.peak_allocated_bytes / reading.peak_allocated_bytes - 1
+    reserved = (prediction.peak_reserved_bytes or 0) / (reading.peak_reserved_bytes or 1) - 1
+    return (
+        f"{recipe.model} {switches}: metered {metered:+d} B, allocated {allocated:+.3%}, "
+        f"reserved {reserved:+.3%}, {reading.step_ms:.0f} ms"
+    )
+
+
+if __name__ == "__main__":
+    record(to_record(), Path(sys.argv[1]) if len(sys.argv) > 1 else folder() / FILE)
