@@ -31,8 +31,8 @@ FLAGS = [
 ]
 STDERR = '[data-mime-type="application/vnd.jupyter.stderr"]'
 PROMPTS = ".jp-CodeCell .jp-InputPrompt"
-HANDLE = ".widget-slider .noUi-handle"
 PICTURE = "img.widget-image"
+HANDLE = f".jp-OutputArea-output:has({PICTURE}) .widget-slider .noUi-handle"  # not a guess's slider
 OUTPUT = "xpath=ancestor::*[contains(@class, 'jp-OutputArea-output')][1]"
 NO_NEWS = '{"fetchNews": "false", "checkForUpdates": false}'  # their pop-up would hide a figure
 
@@ -108,8 +108,8 @@ class Lab:
         raise TimeoutError(f"cells still run after {seconds:g} s: {self.prompts()}")
 
     def prompts(self) -> list[str]:
-        """The text before each code cell: "[3]:", "[*]:" while running."""
-        return [text.strip() for text in self.page.locator(PROMPTS).all_text_contents()]
+        """The text before each code cell that is not folded: "[3]:", "[*]:" while running."""
+        return [text.strip() for text in self.page.locator(PROMPTS).all_text_contents() if text]
 
     def stderr(self) -> list[str]:
         """What cells wrote to stderr, tracebacks included."""
@@ -132,6 +132,12 @@ class Lab:
                 return before, after
             time.sleep(0.05)
         raise TimeoutError(f"{key} on slider {slider} left its picture unchanged for {seconds:g} s")
+
+    def inward(self, slider: int) -> str:
+        """The arrow key that moves a slider: left where it stands at its right end."""
+        handle = self.page.locator(HANDLE).nth(slider)
+        at, end = (float(handle.get_attribute(f"aria-value{x}")) for x in ("now", "max"))
+        return "ArrowLeft" if at == end else "ArrowRight"
 
     def sliders(self) -> int:
         """How many sliders with a picture the notebook shows."""
@@ -186,7 +192,7 @@ def main() -> None:
             print("stderr:", text)
         lab.cells(folder, "cell")
         for slider in range(lab.sliders()):
-            lab.press(slider, "ArrowRight")
+            lab.press(slider, lab.inward(slider))
             lab.screenshot(folder / f"slider-{slider}.png")
         print(f"pictures are in {folder}")
 

@@ -260,6 +260,7 @@ def line(ax: Axes, label: str, n: int) -> None:
         ha="right",
         fontsize=FONT - 1,
         color=QUIET,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},  # no grid through letters
     )
 
 
