@@ -29,22 +29,26 @@ class Code:
         return f"```python\n{self.text}\n```\n\nThe rest: {links}"
 
 
-def show_code(*parts: Callable[..., Any]) -> Code:
+def show_code(*parts: Callable[..., Any], first: str = "") -> Code:
     """The source of functions or classes of memlab, without their docstrings, in this order.
 
-    The link leads to the file in a checkout, from its notebooks. Raises TypeError for what has no
-    source of its own.
+    `first` starts each at its first line that holds this text. The link leads to the file in a
+    checkout, from its notebooks. Raises TypeError for what has no source of its own, ValueError
+    where no line holds `first`.
     """
-    return Code([_source(part) for part in parts], [_file(part) for part in parts])
+    return Code([_source(part, first) for part in parts], [_file(part) for part in parts])
 
 
-def _source(part: Callable[..., Any]) -> str:
+def _source(part: Callable[..., Any], first: str) -> str:
     lines = textwrap.dedent(inspect.getsource(part)).splitlines()
     definition: Any = ast.parse("\n".join(lines)).body[0]
     if ast.get_docstring(definition) and len(definition.body) > 1:
-        first = definition.body[0]
-        del lines[first.lineno - 1 : first.end_lineno]
-    return "\n".join(lines)
+        docstring = definition.body[0]
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
+    start = next((i for i, line in enumerate(lines) if first in line), None)
+    if start is None:
+        raise ValueError(f"show_code: no line of {part.__name__} holds {first!r}")
+    return textwrap.dedent("\n".join(lines[start:]))
 
 
 def _file(part: Callable[..., Any]) -> str:

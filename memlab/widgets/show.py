@@ -20,7 +20,7 @@ from memlab.widgets.figures import bars, new_figure, timeline
 from memlab.widgets.style import FONT, INK, LOOKS, change, gb
 
 if TYPE_CHECKING:
-    from memlab.experiments import Comparison
+    from memlab.experiments import Comparison, Recipe
 
 WIDTH = (
     8.6  # inches: a notebook's output and a README's column hold it unscaled at 100 dots an inch
@@ -91,9 +91,25 @@ class Shown:
         return data, {"image/png": {"alt": self.alt, "width": self._pixels}}
 
 
-def show_comparison(comparison: Comparison, *, title: str = "") -> Shown:
-    """Bars before and after, by category at the peak, of what `memlab.compare` returned."""
-    return show_bars({"before": comparison.before, "after": comparison.after}, title=title)
+def show_comparison(
+    comparison: Comparison,
+    *,
+    title: str = "",
+    beside: Callable[[Recipe], Measurement | None] = lambda recipe: None,
+) -> Shown:
+    """Bars before and after, by category at the peak, of what `memlab.compare` returned.
+
+    `beside` gives another reading of a recipe, such as `recorded`, to stand under its bar.
+    """
+    rows = {"before": comparison.before, "after": comparison.after}
+    title = title or _says(rows, [m.metered_peak_bytes for m in rows.values()])
+    recipes = {"before": comparison.before_recipe, "after": comparison.after_recipe}
+    shown = {}
+    for side, m in rows.items():
+        shown[side] = m
+        if other := beside(recipes[side]):
+            shown[f"{side}: {other.device}"] = other
+    return show_bars(shown, title=title)
 
 
 def show_bars(rows: Mapping[str, Measurement], *, title: str = "") -> Shown:
