@@ -128,15 +128,25 @@ def test_bytes_a_logit() -> None:
 def test_the_floor_is_found_by_simulating(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measured(recipe: object, *, device: str, chunk: int) -> Measurement:
+    def measured(recipe: object, *, device: str, chunk: int | None) -> Measurement:
         asked.append(chunk)
-        return peaking_at(max(5_391_000_000, 3_000_000_000 + 3_000_000 * chunk))
+        floor, loss = 5_391_000_000, 3_850_000_000 + 1_525_000 * (chunk or 1024)
+        m = peaking_at(max(floor, loss))
+        return replace(m, by_category={**m.by_category, "logits": loss if loss > floor else 0})
 
     monkeypatch.setattr(chunked, "measure", measured)
     assert check("06b", 512)
-    assert len(set(asked)) <= 5
+    assert set(asked) == {None, 512}
     assert "so is a larger" in repr(check("06b", 256))
-    assert "GB above the floor" in repr(check("06b", 1024))
+    assert "0.02 GB above the floor" in repr(check("06b", 1024))
+
+
+@pytest.mark.parametrize("largest", [32, 64, 2048, 4096])
+def test_the_floor_is_found_on_both_sides_of_the_usual_chunk(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(chunked, "_at_the_floor", lambda chunk: chunk <= largest)
+    assert chunked._largest_at_the_floor() == largest
 
 
 def test_a_right_loop_is_right() -> None:
@@ -180,3 +190,4 @@ def test_a_wrong_loop_is_told_what_is_wrong(answer: object, said: str) -> None:
 @pytest.mark.integers
 def test_the_floor_of_the_default_recipe() -> None:
     assert chunked._largest_at_the_floor() == 512
+    assert chunked._measured(32).metered_peak_bytes == chunked._measured(512).metered_peak_bytes

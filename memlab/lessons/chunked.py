@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memlab.experiments import Recipe, measure
+from memlab.instruments.measurement import Measurement
 from memlab.instruments.meter import Meter
 from memlab.lessons.judging import Exercise, Finding, is_number, near
 from memlab.lessons.running import HeadShapes, simulated_head
@@ -17,6 +19,7 @@ from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 CHUNKS = tuple(2**n for n in range(5, 13))  # 32 to 4096
+DEFAULT_CHUNK: int = inspect.signature(chunked_cross_entropy).parameters["chunk"].default
 TOLERANCE = 1e-9  # in fp64
 
 
@@ -50,18 +53,24 @@ def _why_bytes() -> str:
     )
 
 
-def _peak(chunk: int) -> int:
-    return measure(Recipe.defaults(), device="simulated", chunk=chunk).metered_peak_bytes
+def _measured(chunk: int) -> Measurement:
+    usual = None if chunk == DEFAULT_CHUNK else chunk  # the lesson's own run answers for it
+    return measure(Recipe.defaults(), device="simulated", chunk=usual)
+
+
+def _at_the_floor(chunk: int) -> bool:
+    """Whether the peak is a moment without logits, which no smaller chunk can lower."""
+    return _measured(chunk).by_category["logits"] == 0
 
 
 def _largest_at_the_floor() -> int:
-    """The largest of CHUNKS that peaks as low as the smallest: by halving, for peaks only rise."""
-    floor = _peak(CHUNKS[0])
-    low, high = 0, len(CHUNKS)  # CHUNKS[low] is at the floor, CHUNKS[high] above it
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _peak(CHUNKS[middle]) == floor else (low, middle)
-    return CHUNKS[low]
+    """The largest of CHUNKS at the floor: a few steps from the usual one, for peaks only rise."""
+    at = CHUNKS.index(DEFAULT_CHUNK)
+    while at > 0 and not _at_the_floor(CHUNKS[at]):
+        at -= 1
+    while at + 1 < len(CHUNKS) and _at_the_floor(CHUNKS[at + 1]):
+        at += 1
+    return CHUNKS[at]
 
 
 def _judge_floor(answer: int) -> Finding:
@@ -70,17 +79,16 @@ def _judge_floor(answer: int) -> Finding:
         return Finding(True)
     if answer < right:
         return Finding(False, f"{answer} is at the floor, and so is a larger chunk.")
-    extra = (_peak(answer) - _peak(right)) / 1e9
+    extra = (_measured(answer).metered_peak_bytes - _measured(right).metered_peak_bytes) / 1e9
     return Finding(False, f"{answer} is {extra:.2f} GB above the floor.")
 
 
 def _why_floor() -> str:
     right = _largest_at_the_floor()
-    after = measure(Recipe.defaults(), device="simulated", chunk=right)
-    floor, logits = after.metered_peak_bytes / 1e9, after.by_category["logits"] / 1e9
+    floor = _measured(right).metered_peak_bytes / 1e9
     return (
-        f"{right}: from there down the peak stays at {floor:.2f} GB, for it has moved elsewhere: "
-        f"logits take {logits:.2f} GB of it."
+        f"{right}: from there down the peak stays at {floor:.2f} GB, for it has moved to a moment "
+        "at which no logits are alive."
     )
 
 
