@@ -40,9 +40,12 @@ def to_record() -> Iterator[Recipe]:
                         gradient_checkpointing=checkpointing,
                         expandable_segments=expandable,
                     )
-    row_by_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
-    for recipe in (Recipe.off(), Recipe.defaults()):
-        yield recipe.replace(**row_by_row)
+    for rows, micro_batches in ((1, 4), (2, 2)):
+        split = {
+            "per_device_train_batch_size": rows,
+            "gradient_accumulation_steps": micro_batches,
+        }
+        yield from (Recipe.off(**split), Recipe.defaults(**split))
     for switch in (
         {"dataset": "chat"},
         {"loss_type": "dft"},
