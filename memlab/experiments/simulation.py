@@ -3,6 +3,8 @@ allocator."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.training import prepare, train
 from memlab.experiments.versions import versions
@@ -16,9 +18,8 @@ from memlab.models.compat import fake_tensors_are_computed
 
 
 def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
-    """The last of the recipe's steps as an H200 would run it: metered bytes exact, the allocator's
-    predicted."""
-    meter = simulated_run(recipe, chunk=chunk)
+    """The last of the recipe's steps on an H200: metered bytes exact, the allocator's predicted."""
+    meter = simulated_run(recipe.replace(expandable_segments=False), chunk=chunk)
     allocator = replay(meter.ledger, expandable_segments=recipe.expandable_segments)
     return measurement(
         meter,
@@ -29,6 +30,7 @@ def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
     )
 
 
+@lru_cache(maxsize=1)  # both settings of the allocator replay one run
 def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
     """The meter after all steps of the recipe on the simulated GPU, its last step marked."""
     simulated_device()  # says what is missing before anything is built
