@@ -230,3 +230,15 @@ def test_a_failed_step_leaves_the_process_as_it_was() -> None:
     assert torch._C._only_lift_cpu_tensors() == lifted
     assert torch.autograd.is_multithreading_enabled()
     assert torch.ones(2).sum() == 2
+
+
+def test_a_caches_storages_can_be_named() -> None:
+    def step(device: torch.device, meter: Meter) -> None:
+        keys = [torch.empty(2, 4, 16, device=device) for _ in range(3)]
+        meter.label("kv_cache", keys)
+        meter.label("kv_cache", [None, "not a tensor"])
+        last = list(meter.ledger.samples())[-1]
+        assert last.bytes[CATEGORIES.index("kv_cache")] == 3 * 512 == last.total
+
+    for simulated in (False, True):
+        metered(step, simulated=simulated)
