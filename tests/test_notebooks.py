@@ -84,7 +84,9 @@ def test_cells_are_short_and_define_nothing(path: Path) -> None:
     assert statistics.median(len(cell["source"].splitlines()) for cell in code) <= 13
     for cell in code:
         for node in ast.walk(ast.parse(cell["source"])):
-            assert not isinstance(node, ast.FunctionDef | ast.ClassDef), cell["source"]
+            of_the_learner = 'check("' in cell["source"]  # an exercise may ask for a function
+            defines = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            assert of_the_learner or not defines, cell["source"]
         assert "matplotlib" not in cell["source"]
 
 
