@@ -13,8 +13,9 @@ from memlab.widgets.live import described
 from memlab.widgets.show import columns
 from memlab.widgets.style import LOOKS
 
-SAME, DIFFERS = ("= same", "#00664b"), ("≠ differs", "#a34400")
+SAME, DIFFERS = "= same", "≠ differs"
 NONE = "—"
+CELL = "padding:.15em 1em; text-align:right; white-space:nowrap"
 
 
 class Readings:
@@ -23,10 +24,13 @@ class Readings:
     def __init__(self, measurements: Mapping[str, Measurement]) -> None:
         self.measurements = dict(measurements)
         names = list(self.measurements)
-        style = described(["compare", "with"])
+        look = {
+            "style": described(["compare", "with"]),
+            "layout": {"width": f"{0.62 * max(map(len, names)) + 9:.0f}em"},
+        }
         self.left, self.right = (
-            ipywidgets.Dropdown(options=names, value=value, description=text, style=style)
-            for text, value in (("compare", names[0]), ("with", names[-1]))
+            ipywidgets.Dropdown(options=names, value=value, description=text, **look)
+            for text, value in (("compare", names[0]), ("with", names[:2][-1]))
         )
         self.page = ipywidgets.HTML()
         self.view = ipywidgets.VBox([ipywidgets.HBox([self.left, self.right]), self.page])
@@ -34,10 +38,13 @@ class Readings:
             control.observe(self._fill, names="value")
         self._fill()
 
-    def rows(self) -> list[tuple[str, str, str, bool]]:
-        """(reading, left value, right value, whether they are the same), of the present choice."""
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(reading, left value, right value, how they compare), of the present choice."""
         left, right = (_values(self.measurements[c.value]) for c in (self.left, self.right))
-        return [(name, left[name], right[name], left[name] == right[name]) for name in left]
+        return [
+            (name, _text(left[name]), _text(right[name]), _compared(left[name], right[name]))
+            for name in left
+        ]
 
     def _fill(self, _: object = None) -> None:
         self.page.value = self.html()
@@ -54,7 +61,7 @@ class Readings:
     def __repr__(self) -> str:
         values = [_values(m) for m in self.measurements.values()]
         lines = [["reading", *self.measurements]]
-        lines += [[name, *(v[name] for v in values)] for name in values[0]]
+        lines += [[name, *(_text(v[name]) for v in values)] for name in values[0]]
         return columns(lines)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -62,31 +69,41 @@ class Readings:
         return {**view, "text/html": self.html(), "text/plain": repr(self)}
 
 
-CELL = "padding:.15em 1em; text-align:right; white-space:nowrap"
-
-
-def _line(name: str, left: str, right: str, same: bool) -> str:
-    word, colour = SAME if same else DIFFERS
-    verdict = "" if same and left == NONE else word
+def _line(name: str, left: str, right: str, compared: str) -> str:
+    colour = "#a34400" if compared.startswith(DIFFERS) else "#00664b"
     texts = "".join(f'<td style="{CELL}">{html.escape(text)}</td>' for text in (left, right))
     label = html.escape(name).replace("  ", "&emsp;")
     return (
         f'<tr><th scope="row" style="{CELL}; font-weight:normal; text-align:left">{label}</th>'
-        f'{texts}<td style="{CELL}; text-align:left; color:{colour}"><b>{verdict}</b></td></tr>'
+        f'{texts}<td style="{CELL}; text-align:left; color:{colour}"><b>{compared}</b></td></tr>'
     )
 
 
-def _values(m: Measurement) -> dict[str, str]:
-    """What one device reads, by the name of the reading."""
-    live = {f"  {LOOKS[c].name}": f"{m.by_category[c]:,}" for c in CATEGORIES if c != "kv_cache"}
-    reserved = NONE if m.peak_reserved_bytes is None else f"{m.peak_reserved_bytes:,}"
+def _values(m: Measurement) -> dict[str, float | None]:
+    """What one device reads, by the name of the reading; None where it reads nothing."""
+    present = [c for c in CATEGORIES if c != "kv_cache"]
     return {
-        "metered peak, bytes": f"{m.metered_peak_bytes:,}",
-        **live,
-        "peak allocated, bytes": f"{m.peak_allocated_bytes:,}",
-        "peak reserved, bytes": reserved,
-        "one step, ms": NONE if m.step_ms is None else f"{m.step_ms:.1f}",
+        "metered peak, bytes": m.metered_peak_bytes,
+        **{f"  {LOOKS[c].name}": m.by_category[c] for c in present},
+        "peak allocated, bytes": m.peak_allocated_bytes,
+        "peak reserved, bytes": m.peak_reserved_bytes,
+        "one step, ms": m.step_ms,
     }
+
+
+def _text(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
+
+
+def _compared(left: float | None, right: float | None) -> str:
+    if left is None or right is None:
+        return "" if left is right else f"{DIFFERS}: only one of them has it"
+    if left == right:
+        return SAME
+    share = f" by {abs(right / left - 1):.3%}".replace("%", " %") if left else ""
+    return f"{DIFFERS}{share}"
 
 
 def readings(measurements: Mapping[str, Measurement]) -> Readings:
