@@ -55,7 +55,7 @@ def test_every_recipe_constructs_a_trl_configuration(tmp_path) -> None:
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)  # TRL's own spelling, nothing deprecated
-            config = recipe.to_trl(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+            config = recipe.to_trl(output_dir=str(tmp_path))
         written = dataclasses.asdict(config)
         for name in ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps"):
             assert written[name] == getattr(recipe, name)

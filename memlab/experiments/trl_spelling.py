@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+import torch
 
 from memlab.errors import MemlabError
 from memlab.experiments.recipe import Recipe
+from memlab.models.compat import checkpointing_switch
 
 
 def arguments(recipe: Recipe) -> dict[str, Any]:
@@ -39,22 +41,15 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def checkpointing_switch() -> str:
-    """`gradient_checkpointing`, or the name that later versions of transformers want instead.
-
-    Read in the source of TrainingArguments: importing that loads accelerate and all it finds.
-    """
-    import transformers
-
-    source = Path(str(transformers.__file__)).with_name("training_args.py").read_text("utf-8")
-    renamed = "activation_checkpointing"
-    return renamed if f"\n    {renamed}: " in source else "gradient_checkpointing"
-
-
 def sft_config(recipe: Recipe, **extra: Any) -> Any:
-    """The recipe as a `trl.SFTConfig`; `extra` goes to it as it is. Raises MemlabError without
-    TRL."""
+    """The recipe as a `trl.SFTConfig`; `extra` goes to it as it is.
+
+    Where torch finds no accelerator it says `use_cpu=True`: without it transformers refuses bf16.
+    Raises MemlabError without TRL.
+    """
     spelled = arguments(recipe)
     from trl.trainer.sft_config import SFTConfig
 
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        spelled["use_cpu"] = True
     return SFTConfig(**{**spelled, **extra})

@@ -4,7 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.utils import import_utils
+
+
+def checkpointing_switch() -> str:
+    """What this transformers calls `gradient_checkpointing`, in arguments and in methods."""
+    renamed = "activation_checkpointing"
+    return renamed if hasattr(PreTrainedModel, f"{renamed}_enable") else "gradient_checkpointing"
 
 
 def enable_checkpointing(model: Any, checkpoint_kwargs: dict[str, Any] | None = None) -> None:
@@ -14,18 +21,13 @@ def enable_checkpointing(model: Any, checkpoint_kwargs: dict[str, Any] | None = 
     `gradient_checkpointing_enable`, and warns when the old name is called.
     """
     kwargs = {"use_reentrant": False} | (checkpoint_kwargs or {})
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-    else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    switch = checkpointing_switch()
+    getattr(model, f"{switch}_enable")(**{f"{switch}_kwargs": kwargs})
 
 
 def disable_checkpointing(model: Any) -> None:
     """Undo `enable_checkpointing`."""
-    if hasattr(model, "activation_checkpointing_disable"):
-        model.activation_checkpointing_disable()
-    else:
-        model.gradient_checkpointing_disable()
+    getattr(model, f"{checkpointing_switch()}_disable")()
 
 
 @contextlib.contextmanager
