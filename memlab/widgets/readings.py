@@ -38,9 +38,14 @@ class Readings:
             control.observe(self._fill, names="value")
         self._fill()
 
+    @property
+    def chosen(self) -> tuple[str, str]:
+        """The names of the two measurements that are compared."""
+        return str(self.left.value), str(self.right.value)
+
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(reading, left value, right value, how they compare), of the present choice."""
-        left, right = (_values(self.measurements[c.value]) for c in (self.left, self.right))
+        left, right = (_values(self.measurements[name]) for name in self.chosen)
         return [
             (name, _text(left[name]), _text(right[name]), _compared(left[name], right[name]))
             for name in left
@@ -51,7 +56,7 @@ class Readings:
 
     def html(self) -> str:
         """The table; "same" and "differs" are words, not colours alone."""
-        heads = ("reading", self.left.value, self.right.value, "")
+        heads = ("reading", *self.chosen, "")
         head = "".join(f'<th scope="col" style="{CELL}">{html.escape(h)}</th>' for h in heads)
         body = "".join(_line(*row) for row in self.rows())
         return (
