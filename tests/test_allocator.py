@@ -1,10 +1,13 @@
 """The caching-allocator model: PyTorch's rules by worked examples, and what must always hold."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlab.errors import MemlabError
+from memlab.instruments.addresses import Addresses
 from memlab.instruments.allocator import CachingAllocator, OutOfMemory
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -205,6 +208,28 @@ def test_wrong_use(expandable):
         allocator.free("a")
     with pytest.raises(ValueError, match="capacity_bytes=0"):
         CachingAllocator(capacity_bytes=0)
+
+
+# ------------------------------------------------------------------------- addresses of segments
+
+
+def test_segments_go_downwards_and_share_slots():
+    addresses = Addresses()
+    first = addresses.place(20 * MIB)
+    assert addresses.place(2 * MIB) == first + 20 * MIB
+    second = addresses.place(48 * MIB)
+    assert second == first - 64 * MIB
+    assert addresses.place(10 * MIB) == second + 48 * MIB  # the lowest slot with room
+    assert addresses.place(10 * MIB) == first + 22 * MIB
+    assert addresses.place(32 * MIB) == second - 32 * MIB
+    assert addresses.place(1 << 30) > first  # a choice: gaps above can't be known
+
+
+@given(st.lists(st.integers(1, 900).map(lambda n: 2 * MIB * n), max_size=60))
+def test_addresses_never_overlap(sizes):
+    addresses = Addresses()
+    taken = sorted((addresses.place(nbytes), nbytes) for nbytes in sizes)
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(taken))
 
 
 # ------------------------------------------------------------------------------- always, any trace

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlab.errors import MemlabError
+from memlab.instruments.allocator import CachingAllocator
 from memlab.instruments.ledger import Ledger, thinned
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
@@ -113,9 +114,11 @@ def test_samples_follow_the_events(ledger: Ledger) -> None:
 def test_workspaces_come_and_go_right_after_their_operation() -> None:
     ledger = Ledger()
     first = ledger.born(512, 6, "a")
-    ledger.workspaces.append((1, (1024, 2048)))
+    ledger.worked((1024, 2048))
+    ledger.worked((4096,), keeps=True)
     ledger.died(first)
-    inside = [(-1, 1024), (-2, 2048), (-1, -1024), (-2, -2048)]
-    assert list(ledger.allocations()) == [(0, 512), *inside, (0, -512)]
-    assert list(ledger.allocations(from_event=1)) == [(0, -512)]
-    assert list(ledger.allocations(to_event=1)) == [(0, 512), *inside]
+    inside = [1024, 2048, -1024, -2048, 4096]
+    assert [nbytes for _, nbytes in ledger.allocations()] == [512, *inside, -512]
+    assert [nbytes for _, nbytes in ledger.allocations(from_event=1)] == [-512]
+    assert [nbytes for _, nbytes in ledger.allocations(to_event=1)] == [512, *inside]
+    CachingAllocator().replay(ledger.allocations())  # every key is allocated before it is freed

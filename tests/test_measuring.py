@@ -12,7 +12,7 @@ from memlab.experiments import Recipe, card, compare, measure, measuring
 from memlab.experiments.simulation import replay, simulated_run
 from memlab.instruments.allocator import CachingAllocator
 from memlab.instruments.measurement import CATEGORIES, Measurement
-from memlab.instruments.workspaces import MATMUL_WORKSPACES, workspaces
+from memlab.instruments.workspaces import CUBLAS_WORKSPACE, workspaces
 
 TINY = Recipe.of(model="memlab/tiny", max_length=32)
 
@@ -27,7 +27,7 @@ def test_figures_add_up() -> None:
     m = measure(TINY, device="simulated")
     assert sum(m.by_category.values()) == sum(m.by_op.values()) == m.metered_peak_bytes
     assert m.peak.total == m.metered_peak_bytes
-    assert m.peak_allocated_bytes >= m.metered_peak_bytes + sum(MATMUL_WORKSPACES)
+    assert m.peak_allocated_bytes >= m.metered_peak_bytes + 2 * CUBLAS_WORKSPACE
     assert m.peak_reserved_bytes is not None
     assert m.peak_reserved_bytes >= m.peak_allocated_bytes
     assert m.simulated
@@ -141,8 +141,6 @@ def test_a_replay_is_the_allocator_model_over_the_ledger() -> None:
     meter = simulated_run(TINY)
     for expandable in (False, True):
         by_hand = CachingAllocator(expandable_segments=expandable)
-        for nbytes in MATMUL_WORKSPACES:
-            by_hand.malloc(object(), nbytes)
         by_hand.replay(meter.ledger.allocations())
         replayed = replay(meter.ledger, expandable_segments=expandable)
         assert replayed.reserved_bytes == by_hand.reserved_bytes
@@ -163,6 +161,21 @@ def test_workspaces_of_row_sums_are_those_a_card_showed(rows: int, columns: int,
     assert workspaces(torch.ops.aten.sum.dim_IntList, (x, [0]))[0] == read
     assert workspaces(torch.ops.aten.sum.dim_IntList, (x[:8], [0])) == ()
     assert workspaces(torch.ops.aten.sum.dim_IntList, (x, [1])) == ()
+
+
+def test_workspaces_of_an_embedding_are_those_a_card_showed() -> None:
+    backward = torch.ops.aten.embedding_dense_backward.default
+    ids = torch.empty(4, 1024, dtype=torch.int64, device="meta")
+    for size, read in ((1024, 18_452_480), (2048, 36_904_960)):
+        gradient = torch.empty(4, 1024, size, dtype=torch.bfloat16, device="meta")
+        inside = workspaces(backward, (gradient, ids, 151_936, -1, False))
+        assert inside[-2:] == (36_040, read)
+        assert workspaces(backward, (gradient[:3], ids[:3], 151_936, -1, False)) == ()
+
+
+def test_each_thread_keeps_one_cublas_workspace() -> None:
+    kept = [w for w in simulated_run(TINY).ledger.workspaces if w.kept]
+    assert [w.nbytes for w in kept] == [(CUBLAS_WORKSPACE,)] * 2
 
 
 @pytest.mark.parametrize(

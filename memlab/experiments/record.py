@@ -1,6 +1,7 @@
 """Record runs on a CUDA card, beside their predictions; `recordings` reads them back.
 
-    python -m memlab.experiments.record [FILE]      # what FILE lacks; the lessons' file by default
+    python -m memlab.experiments.record             # on a card: what the lessons' file lacks
+    python -m memlab.experiments.record --predict   # anywhere: the file's predictions made anew
 
 Predictions are made meanwhile in processes of their own, without the card.
 """
@@ -75,6 +76,14 @@ def record(recipes: Iterable[Recipe], path: Path) -> None:
             print(summary(recipe, reading, prediction), flush=True)
 
 
+def predict_again(path: Path) -> None:
+    """Replace each recording's prediction by one made now: the model of the card has changed."""
+    again = [replace(line, prediction=predicted(line.recipe)) for line in load(path)]
+    path.write_text("".join(line.to_json() + "\n" for line in again), encoding="utf-8")
+    for line in again:
+        print(summary(line.recipe, line.reading, line.prediction))
+
+
 def summary(recipe: Recipe, reading: Measurement, prediction: Measurement) -> str:
     """One line: the switches that are not off, and how far the prediction is from the reading."""
     on = Recipe.off(model=recipe.model).changes(recipe)
@@ -89,4 +98,8 @@ def summary(recipe: Recipe, reading: Measurement, prediction: Measurement) -> st
 
 
 if __name__ == "__main__":
-    record(to_record(), Path(sys.argv[1]) if len(sys.argv) > 1 else folder() / FILE)
+    file = folder() / FILE
+    if sys.argv[1:] == ["--predict"]:
+        predict_again(file)
+    else:
+        record(to_record(), file)

@@ -13,7 +13,6 @@ from memlab.instruments.device import simulated_device, simulated_gpu
 from memlab.instruments.ledger import Ledger, thinned
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.instruments.meter import Meter
-from memlab.instruments.workspaces import MATMUL_WORKSPACES
 from memlab.models.compat import fake_tensors_are_computed
 
 
@@ -48,8 +47,6 @@ def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
 def replay(ledger: Ledger, *, expandable_segments: bool) -> CachingAllocator:
     """The caching allocator after the ledger's events; its peaks are those of the last step."""
     allocator = CachingAllocator(expandable_segments=expandable_segments)
-    for number, nbytes in enumerate(MATMUL_WORKSPACES):
-        allocator.malloc(f"workspace {number}", nbytes)
     allocator.replay(ledger.allocations(to_event=ledger.step_start))
     allocator.reset_peaks()
     allocator.replay(ledger.allocations(from_event=ledger.step_start))

@@ -4,7 +4,8 @@ Pure Python, no torch. The rules are those of torch 2.11 to 2.13 with default se
 (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h):
 
 * a request is rounded up to 512 B; up to 1 MiB it belongs to the small pool, above to the large;
-* the smallest free block that fits is taken, the lowest address among equals; its low end is used;
+* the smallest free block that fits is taken, the lowest address among equals (see `addresses`); its
+  low end is used;
 * the rest of the block stays free if it has at least 512 B (small pool, or expandable segments) or
   more than 1 MiB (large pool); else it goes with the request, and counts as allocated;
 * a freed block merges with the free neighbours in its segment, which stays reserved;
@@ -25,6 +26,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from memlab.errors import MemlabError
+from memlab.instruments.addresses import Addresses
 
 KIB, MIB = 1 << 10, 1 << 20
 ROUNDING = 512  # every request is a multiple of this many bytes
@@ -165,7 +167,8 @@ class CachingAllocator:
         self._small, self._large = _Pool(small=True), _Pool(small=False)
         self._live: dict[Hashable, _Block | None] = {}  # None: an empty tensor, which holds nothing
         self._heads: dict[int, _Block] = {}  # the first block of each segment, by address
-        self._next_address = 0
+        self._addresses = Addresses()
+        self._next_range = 0  # expandable segments: their ranges go upwards
 
     def malloc(self, key: Hashable, nbytes: int) -> None:
         """Allocate `nbytes` under `key`.
@@ -338,9 +341,12 @@ class CachingAllocator:
         return block.address
 
     def _new_head(self, pool: _Pool, nbytes: int, *, mapped: bool) -> _Block:
-        head = _Block(self._next_address, nbytes, pool, mapped=mapped)
+        if self.expandable_segments:
+            address, self._next_range = self._next_range, self._next_range + nbytes
+        else:
+            address = self._addresses.place(nbytes)
+        head = _Block(address, nbytes, pool, mapped=mapped)
         self._heads[head.address] = head
-        self._next_address += nbytes
         return head
 
     def _count_reserved(self, nbytes: int) -> bool:

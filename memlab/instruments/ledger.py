@@ -4,7 +4,7 @@ for."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from memlab.instruments.measurement import CATEGORIES, Sample
@@ -21,6 +21,22 @@ class Birth:
     op: str
 
 
+@dataclass(frozen=True)
+class Workspaces:
+    """What one operation allocates inside itself: seen by the allocator, not by the meter."""
+
+    before_event: int
+    nbytes: tuple[int, ...]
+    kept: bool
+
+    def allocations(self) -> Iterator[tuple[Hashable, int]]:
+        """(key, bytes), as in `Ledger.allocations`."""
+        keys = [(id(self), number) for number in range(len(self.nbytes))]
+        yield from zip(keys, self.nbytes, strict=True)
+        if not self.kept:
+            yield from ((key, -nbytes) for key, nbytes in zip(keys, self.nbytes, strict=True))
+
+
 class Ledger:
     """Allocations and frees in order, under the phases of a training step.
 
@@ -31,9 +47,7 @@ class Ledger:
         self.births: list[Birth] = []
         self.events: list[int] = []  # k: birth k is allocated; ~k: it is freed
         self.phases: list[tuple[int, str]] = [(0, "setup")]  # from this event on
-        self.workspaces: list[
-            tuple[int, tuple[int, ...]]
-        ] = []  # inside the operation before this event
+        self.workspaces: list[Workspaces] = []
         self.step_start = 0
 
     @property
@@ -94,24 +108,24 @@ class Ledger:
         birth = self.births[max(event, ~event)]
         live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes
 
+    def worked(self, nbytes: tuple[int, ...], *, keeps: bool = False) -> None:
+        """Record what the last operation allocated inside itself, and freed unless it keeps it."""
+        self.workspaces.append(Workspaces(len(self.events), nbytes, keeps))
+
     def allocations(
         self, *, from_event: int = 0, to_event: int | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """(key, bytes) for an allocator model, negative bytes when freed; operations' workspaces
-        included."""
+    ) -> Iterator[tuple[Hashable, int]]:
+        """(key, bytes) for an allocator model, negative bytes when freed; workspaces included."""
         last = len(self.events) if to_event is None else to_event
-        workspaces = iter([w for w in self.workspaces if from_event < w[0] <= last])
-        upcoming = next(workspaces, None)
+        inside = (w for w in self.workspaces if from_event < w.before_event <= last)
+        upcoming = next(inside, None)
         for at in range(from_event, last):
             event = self.events[at]
             birth = self.births[max(event, ~event)]
             yield (event, birth.nbytes) if event >= 0 else (~event, -birth.nbytes)
-            while upcoming and upcoming[0] <= at + 1:
-                for key, nbytes in enumerate(upcoming[1], start=1):
-                    yield (-key, nbytes)
-                for key, nbytes in enumerate(upcoming[1], start=1):
-                    yield (-key, -nbytes)
-                upcoming = next(workspaces, None)
+            while upcoming and upcoming.before_event <= at + 1:
+                yield from upcoming.allocations()
+                upcoming = next(inside, None)
 
 
 def thinned(samples: Iterator[Sample], *, points: int = 600) -> tuple[Sample, ...]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.instruments.ledger import TEMPORARIES, Ledger
 from memlab.instruments.measurement import CATEGORIES
-from memlab.instruments.workspaces import workspaces
+from memlab.instruments.workspaces import CUBLAS_WORKSPACE, MATRIX_PRODUCTS, workspaces
 
 UNIT = 512  # bytes
 DEVICE_QUERY = torch.ops.prim.device.default
@@ -58,6 +58,7 @@ class Meter(TorchDispatchMode):
         self._emptied: dict[int, tuple[int, Any]] = {}  # alive, resized to 0 bytes: as in _live
         self._host: dict[int, tuple[int, Any]] = {}  # storage -> (bytes, its watcher)
         self._watching = False
+        self._handles: set[bool] = set()  # threads that have multiplied: is it backward's?
         self._recomputing_since: int | None = None
         self._watched: list[tuple[nn.Module, torch.optim.Optimizer | None]] = []
 
@@ -118,8 +119,17 @@ class Meter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self._see_all(out, func)
         if inside := workspaces(func, args):
-            self.ledger.workspaces.append((len(self.ledger.events), inside))
+            self.ledger.worked(inside)
+        if func in MATRIX_PRODUCTS:
+            self._use_cublas()
         return out
+
+    def _use_cublas(self) -> None:
+        """On a card, backward runs in a thread of its own, with a cuBLAS handle of its own."""
+        thread = self.ledger.phase == "backward"
+        if thread not in self._handles:
+            self._handles.add(thread)
+            self.ledger.worked((CUBLAS_WORKSPACE,), keeps=True)
 
     def _see_all(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):

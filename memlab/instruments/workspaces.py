@@ -1,11 +1,10 @@
 """Bytes that CUDA operations allocate and free inside themselves, which no meter sees from outside.
 
 They count for the caching allocator: a prediction replays them beside the metered storages. Listed
-are those that a step's allocation history on an H200 showed above 1 MiB, but for one: the
-embedding's backward sorts its tokens, and what that takes (18 to 37 MB there) depends on how many
-are distinct.
+are those of 1 MiB and more in the allocation history of a training step on an H200.
 
-Sources: PyTorch's flash_api.cpp (mha_bwd) and Reduce.cuh (setReduceConfig).
+Sources: PyTorch's flash_api.cpp (mha_bwd), Embedding.cu and EmbeddingBackwardKernel.cu, Reduce.cuh
+(setReduceConfig), CUDABlas.cpp (getChosenWorkspaceSize).
 """
 
 from __future__ import annotations
@@ -16,13 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MATMUL_WORKSPACES = (
-    32 << 20,
-    32 << 20,
-)  # cuBLAS and cuBLASLt on Hopper, at the first matrix product
+CUBLAS_WORKSPACE = 32 << 20  # on Hopper; each thread's cuBLAS handle keeps one
 MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR = 132, 2048  # H200
 
+MATRIX_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.addmm.dtype_out,
+}
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+EMBEDDING_BACKWARD = torch.ops.aten.embedding_dense_backward.default
 SUM_OVER_DIMS = torch.ops.aten.sum.dim_IntList
 
 
@@ -30,6 +34,8 @@ def workspaces(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Bytes of each workspace inside one call of `func`, in the order of their allocation."""
     if func is FLASH_BACKWARD:
         return _flash_backward(query=args[1], key=args[2])
+    if func is EMBEDDING_BACKWARD:
+        return _embedding_backward(args[0], args[1], args[2])
     if func is SUM_OVER_DIMS:
         return _sum_over_rows(args[0], args[1])
     return ()
@@ -43,6 +49,15 @@ def _flash_backward(query: Tensor, key: Tensor) -> tuple[int, ...]:  # (B, H, T,
     if key.shape[1] != heads:
         inside += 2 * [query.element_size() * batch * heads * key.shape[2] * query.shape[3]]
     return tuple(inside)
+
+
+def _embedding_backward(gradient: Tensor, ids: Tensor, words: int) -> tuple[int, ...]:
+    """Tokens sorted by word, and an fp32 gradient row for each stretch of up to 10 of one word."""
+    tokens = ids.numel()
+    if tokens <= 3072:  # a kernel without sorting
+        return ()
+    rows = tokens // 10 + min(tokens, words)
+    return (*(5 * [8 * tokens]), 8 * rows, 4 * rows * gradient.shape[-1])
 
 
 def _sum_over_rows(x: Tensor, dims: list[int]) -> tuple[int, ...]:
