@@ -9,10 +9,11 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.experiments import Recipe, card, compare, measure, measuring
-from memlab.experiments.simulation import replay, simulated_run
+from memlab.experiments.simulation import _kept_run, replay, simulated_run
 from memlab.instruments.allocator import CachingAllocator
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.instruments.workspaces import CUBLAS_WORKSPACE, workspaces
+from memlab.models.build import load_config
 
 TINY = Recipe.of(model="memlab/tiny", max_length=32)
 
@@ -195,6 +196,92 @@ def test_workspaces_of_flash_attention_are_those_a_card_showed(
     assert workspaces(backward, (None, q, q)) == tuple(read[:2])
 
 
+def test_workspaces_of_flash_attention_follow_queries_rounded_up_and_keys() -> None:
+    q, k = (
+        torch.empty(2, heads, rows, 64, dtype=torch.bfloat16, device="meta")
+        for heads, rows in ((8, 1050), (4, 3000))
+    )
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    rows, of_keys = 4 * 2 * 8 * 1152, 2 * 2 * 8 * 3000 * 64  # 1152: a multiple of 128, not of 64
+    assert workspaces(backward, (None, q, k)) == (rows, rows * 64, of_keys, of_keys)
+
+
 def test_measurements_are_json_lines() -> None:
     m = measure(TINY, device="simulated")
     assert Measurement.from_json(m.to_json()) == m
+
+
+def folder_model(folder: Path, **values: int) -> str:
+    """A model folder: a Qwen3 configuration with these values."""
+    tiny = load_config("memlab/tiny").to_dict() | values
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(tiny))
+    return str(folder)
+
+
+def test_an_edited_model_folder_is_simulated_anew(tmp_path: Path) -> None:
+    recipe = TINY.replace(model=folder_model(tmp_path / "my"))
+    first = measure(recipe, device="simulated")
+    assert measure(recipe, device="simulated", cache=False) == first
+    folder_model(tmp_path / "my", vocab_size=4096)
+    second = measure(recipe, device="simulated")
+    assert second.by_category["parameters"] > first.by_category["parameters"]
+    assert measure(recipe, device="simulated", cache=False) == second
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"vocab_size": 0}, "vocab_size=0 in its configuration"),
+        ({"max_position_embeddings": 16}, "max_length=32: .* has 16 positions; give at most 16"),
+        ({"model_type": "bert"}, "is an encoder"),
+    ],
+)
+def test_a_model_that_cannot_train_so_is_refused(tmp_path: Path, values: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        measure(TINY.replace(model=folder_model(tmp_path / "m", **values)), device="simulated")
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
+    folder = folder_model(tmp_path / "m")
+    (Path(folder) / "config.json").write_text("{not json")
+    with pytest.raises(ValueError, match=r"config\.json can't be read") as error:
+        measure(TINY.replace(model=folder), device="simulated")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"per_device_train_batch_size": 1 << 24},
+        {"gradient_accumulation_steps": 10**6},
+        {"max_steps": 10**6},
+    ],
+)
+def test_enormous_runs_are_refused_before_anything_is_made(switches: dict) -> None:
+    with pytest.raises(ValueError, match="memlab runs at most") as error:
+        measure(TINY.replace(**switches), device="simulated")
+    assert next(iter(switches)) in str(error.value)
+
+
+def test_what_the_caller_has_set_in_torch_does_not_matter() -> None:
+    expected = measure(TINY, device="simulated", cache=False)
+    _kept_run.cache_clear()
+    with torch.no_grad(), torch.device("meta"):
+        assert measure(TINY, device="simulated", cache=False) == expected
+    _kept_run.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert measure(TINY, device="simulated", cache=False) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+    _kept_run.cache_clear()
+    with torch.inference_mode(), pytest.raises(MemlabError, match="inference_mode"):
+        measure(TINY, device="simulated", cache=False)
+
+
+@pytest.mark.parametrize("chunk", [0, True, 2.0])
+def test_a_chunk_is_a_positive_int(chunk: object) -> None:
+    with pytest.raises(ValueError, match="give the rows of a chunk"):
+        measure(TINY, device="simulated", chunk=chunk)  # type: ignore[arg-type]

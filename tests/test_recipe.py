@@ -20,8 +20,8 @@ def test_off_and_defaults_differ_in_what_trl_has_on() -> None:
 @pytest.mark.parametrize(
     ("switch", "value", "error", "says"),
     [
-        ("max_length", 0, ValueError, "max_length=0: below 1; give 1 or more"),
-        ("max_length", -3, ValueError, "below 1"),
+        ("max_length", 0, ValueError, "max_length=0: below 2; give 2 or more"),
+        ("max_length", 1, ValueError, "below 2"),
         ("max_length", "8", TypeError, "max_length='8': a str; give int"),
         ("max_length", True, TypeError, "a bool; give int"),
         ("max_steps", 0, ValueError, "below 1"),

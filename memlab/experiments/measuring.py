@@ -33,6 +33,8 @@ def measure(
 
     Raises ValueError for an unknown device or model, MemlabError where the device can't be had.
     """
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
     if device not in DEVICES:
         raise ValueError(f"device={device!r}: unknown; give one of {', '.join(DEVICES)}")
     if device == "auto":
@@ -67,8 +69,10 @@ def _simulated(recipe: Recipe, *, cache: bool, chunk: int | None) -> Measurement
 
 def _fingerprint(recipe: Recipe, chunk: int | None) -> str:
     from memlab.experiments.versions import versions
+    from memlab.models.build import config_digest
 
-    content = json.dumps([asdict(recipe), chunk, versions(), _source_digest()], sort_keys=True)
+    model = config_digest(recipe.model)
+    content = json.dumps([asdict(recipe), model, chunk, versions(), _source_digest()])
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
@@ -86,8 +90,9 @@ def _source_digest() -> str:
         "trainers",
         "experiments",
     ):
-        for file in sorted((package / layer).glob("*.py")):
-            digest.update(file.read_bytes())
+        for pattern in ("*.py", "*.json"):
+            for file in sorted((package / layer).glob(pattern)):
+                digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -16,12 +16,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optim": ("adamw_torch_fused", "adamw_torch", "sgd"),
     "attn_implementation": (None, "memlab_attention", "eager", "sdpa", "flash_attention_2"),
 }
-AT_LEAST_ONE = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "max_steps",
-)
+AT_LEAST = {
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "max_length": 2,  # one token that predicts, one that is predicted
+    "max_steps": 1,
+}
 OFF: dict[str, Any] = {
     "loss_type": "nll",
     "gradient_checkpointing": False,
@@ -62,8 +62,9 @@ class Recipe:
             if name in CHOICES and value not in CHOICES[name]:
                 known = ", ".join(map(repr, CHOICES[name]))
                 raise ValueError(f"{name}={value!r}: unknown; give one of {known}")
-            if name in AT_LEAST_ONE and value < 1:
-                raise ValueError(f"{name}={value}: below 1; give 1 or more")
+            if name in AT_LEAST and value < AT_LEAST[name]:
+                least = AT_LEAST[name]
+                raise ValueError(f"{name}={value}: below {least}; give {least} or more")
 
     @classmethod
     def off(cls, **switches: Any) -> Recipe:

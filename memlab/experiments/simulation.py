@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
+
+from memlab.errors import MemlabError
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.training import prepare, train
 from memlab.experiments.versions import versions
@@ -13,12 +16,17 @@ from memlab.instruments.device import simulated_device, simulated_gpu
 from memlab.instruments.ledger import Ledger, thinned
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.instruments.meter import Meter
+from memlab.models.build import config_digest
 from memlab.models.compat import fake_tensors_are_computed
 
 
 def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
-    """The last of the recipe's steps on an H200: metered bytes exact, the allocator's predicted."""
-    meter = simulated_run(recipe.replace(expandable_segments=False), chunk=chunk)
+    """The last of the recipe's steps on an H200: metered bytes exact, the allocator's predicted.
+
+    Raises ValueError for an unknown model, MemlabError inside torch.inference_mode().
+    """
+    run = recipe.replace(expandable_segments=False)  # both settings replay one run
+    meter = _kept_run(run, chunk, config_digest(recipe.model))
     allocator = replay(meter.ledger, expandable_segments=recipe.expandable_segments)
     return measurement(
         meter,
@@ -29,10 +37,21 @@ def simulate(recipe: Recipe, *, chunk: int | None = None) -> Measurement:
     )
 
 
-@lru_cache(maxsize=1)  # both settings of the allocator replay one run
+@lru_cache(maxsize=1)
+def _kept_run(recipe: Recipe, chunk: int | None, model: str) -> Meter:
+    return simulated_run(recipe, chunk=chunk)
+
+
 def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
     """The meter after all steps of the recipe on the simulated GPU, its last step marked."""
     simulated_device()  # says what is missing before anything is built
+    if torch.is_inference_mode_enabled():
+        raise MemlabError("a training step can't run inside torch.inference_mode(): leave it first")
+    with torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
+        return _simulated_run(recipe, chunk)
+
+
+def _simulated_run(recipe: Recipe, chunk: int | None) -> Meter:
     prepared = prepare(recipe, "gpu")
     with simulated_gpu() as device, fake_tensors_are_computed():
         meter = Meter(device.type, vocab_size=prepared.vocab_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from memlab.data.batches import batches
 from memlab.experiments.recipe import Recipe
@@ -30,6 +31,8 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw_torch": partial(torch.optim.AdamW, foreach=True),
     "sgd": partial(torch.optim.SGD, foreach=True),
 }
+MOST_TOKENS = 1 << 24  # a micro-batch; twins of integer tensors go no further
+MOST_MICRO_BATCHES = 1000  # seconds each
 LEARNING_RATE = 2e-5  # TRL's
 
 
@@ -51,6 +54,7 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
     Raises ValueError for an unknown model, or attention that its device can't compute.
     """
     config = load_config(recipe.model)
+    _check_sizes(recipe, config)
     attention = resolve_attention(config, recipe.attn_implementation, device_type)
     model = build_meta(config, dtype=getattr(torch, recipe.dtype), attn_implementation=attention)
     model.train()
@@ -68,6 +72,28 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
     )
     steps = [micro_batches[i : i + accumulate] for i in range(0, count * accumulate, accumulate)]
     return Prepared(recipe, model, steps, config.vocab_size)
+
+
+def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and recipe.max_length > positions:
+        raise ValueError(
+            f"max_length={recipe.max_length}: {recipe.model} has {positions} positions; "
+            f"give at most {positions}"
+        )
+    tokens = recipe.per_device_train_batch_size * recipe.max_length
+    if tokens > MOST_TOKENS:
+        raise ValueError(
+            f"per_device_train_batch_size={recipe.per_device_train_batch_size} times max_length="
+            f"{recipe.max_length}: {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
+        )
+    micro_batches = recipe.gradient_accumulation_steps * recipe.max_steps
+    if micro_batches > MOST_MICRO_BATCHES or micro_batches * tokens > 4 * MOST_TOKENS:
+        raise ValueError(
+            f"gradient_accumulation_steps={recipe.gradient_accumulation_steps} times max_steps="
+            f"{recipe.max_steps}: {micro_batches} micro-batches; memlab runs at most "
+            f"{min(MOST_MICRO_BATCHES, 4 * MOST_TOKENS // tokens)} of this size"
+        )
 
 
 def train(

@@ -83,8 +83,10 @@ class Measurement:
                 for event, phase, live in fields["timeline"]
             )
             measurement = cls(**fields)
+            figures = (measurement.peak_allocated_bytes, measurement.peak_reserved_bytes or 0)
             whole = (
-                tuple(measurement.by_category) == CATEGORIES
+                all(isinstance(figure, int) for figure in figures)
+                and tuple(measurement.by_category) == CATEGORIES
                 and sum(measurement.by_category.values()) == measurement.metered_peak_bytes
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:

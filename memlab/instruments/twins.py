@@ -94,11 +94,19 @@ class Twins(TorchDispatchMode):
         return device is not None and device.type == self.device_type != source.device.type
 
     def _copy_to_card(
-        self, source: Tensor, *, device: torch.device, dtype: torch.dtype | None = None, **_: Any
+        self,
+        source: Tensor,
+        *,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+        **_: Any,
     ) -> Tensor:
         values = self.twin(source)
         dtype = dtype or source.dtype
-        card = torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=device)
+        layout = memory_format or torch.preserve_format  # dense: gaps and repeats stay behind
+        like = torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
+        card = torch.empty_like(like, device=device, memory_format=layout)
         if values is not None and (dtype in INTEGERS or values.numel() <= 1):
             with _disable_current_modes():
                 card._memlab_twin = values.to(dtype, copy=True)  # type: ignore[attr-defined]

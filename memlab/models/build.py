@@ -8,6 +8,7 @@ simulated one (inside `FakeTensorMode`) there is nothing to fill.
 
 import copy
 import difflib
+import hashlib
 import re
 from pathlib import Path
 from typing import TypeVar
@@ -44,10 +45,26 @@ def load_config(name: str) -> PreTrainedConfig:
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"model {name!r} is a folder without a config.json: give one with it")
-        config = AutoConfig.from_pretrained(name, local_files_only=True)
+        config = _folder_config(name)
     else:
         config = _hub_config(name)
-    return _text_only(name, config)
+    return _sound(name, _text_only(name, config))
+
+
+def config_digest(name: str) -> str:
+    """Tells apart what `name` stood for at different times: a folder's configuration may change."""
+    if preset(name) is not None:
+        return "preset"
+    content = load_config(name).to_json_string(use_diff=False)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _folder_config(name: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True)
+    except Exception as error:  # whatever a broken file makes transformers raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"model {name!r}: its config.json can't be read ({reason})") from None
 
 
 def _hub_config(name: str) -> PreTrainedConfig:
@@ -83,6 +100,20 @@ def _text_only(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
             f"model {name!r} ({config.model_type}) is not a causal language model: memlab measures "
             "decoders that read and write text"
         )
+    return config
+
+
+def _sound(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
+    if getattr(config, "is_decoder", True) is False:
+        raise ValueError(
+            f"model {name!r} ({config.model_type}) is an encoder: memlab measures decoders"
+        )
+    for value in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
+        found = getattr(config, value, 1)
+        if isinstance(found, int) and found < 1:
+            raise ValueError(
+                f"model {name!r}: {value}={found} in its configuration; 1 or more works"
+            )
     return config
 
 
