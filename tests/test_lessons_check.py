@@ -1,8 +1,11 @@
 """Exercises: right answers are computed, hints come before reasons, usual mistakes are named."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,11 +52,34 @@ def test_an_unknown_exercise_lists_its_lessons() -> None:
 
 @pytest.mark.parametrize(
     ("exercise", "answer"),
-    [("00a", "3072"), ("00b", True), ("00c", ["loss"]), ("01a", None), ("06b", 100), ("06c", 12)],
+    [
+        ("00a", "3072"),
+        ("00a", 3072 + 0j),
+        ("00a", np.array([3072])),
+        ("00b", True),
+        ("00b", np.True_),
+        ("00b", torch.tensor(True)),
+        ("00c", ["loss"]),
+        ("01a", None),
+        ("06b", 100),
+        ("06b", 512.5),
+        ("06c", 12),
+    ],
 )
 def test_a_wrong_form_of_answer_says_which_is_wanted(exercise: str, answer: object) -> None:
     with pytest.raises(TypeError, match=rf"{exercise}: give (a|one) .*, not "):
         check(exercise, answer)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.float32, torch.tensor, Fraction, float])
+def test_numbers_of_other_libraries_are_numbers(
+    monkeypatch: pytest.MonkeyPatch, number: Callable[[int], object]
+) -> None:
+    monkeypatch.setattr(chunked, "_at_the_floor", lambda chunk: chunk <= 512)
+    assert check("00a", number(3072))
+    assert not check("00a", number(3000))
+    assert check("06b", number(512))
+    assert "256 is at the floor" in repr(check("06b", number(256)))
 
 
 def test_every_exercise_has_a_question_and_a_form() -> None:
@@ -149,13 +175,28 @@ def test_the_floor_is_found_on_both_sides_of_the_usual_chunk(
     assert chunked._largest_at_the_floor() == largest
 
 
-def test_a_right_loop_is_right() -> None:
-    verdict = check("06c", loop)
+def only_labels(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
+    """Right too: rows without a label leave first."""
+    rows = y != -100
+    return loop(h[rows], w, y[rows], chunk) + 0 * (h.sum() + w.sum())
+
+
+@pytest.mark.parametrize("answer", [loop, only_labels])
+def test_a_right_loop_is_right(answer: object) -> None:
+    verdict = check("06c", answer)
     assert verdict, verdict
 
 
 def full(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
     return F.cross_entropy(h @ w.T, y, reduction="sum") / (y != -100).sum().clamp(min=1)
+
+
+def one_chunk(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
+    return loop(h, w, y, len(y))
+
+
+def zero_without_labels(zero: Callable[[Tensor], object]) -> Callable[..., object]:
+    return lambda h, w, y, c: loop(h, w, y, c) if (y != -100).any() else zero(h)
 
 
 def mean_of_means(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
@@ -175,6 +216,12 @@ def half_detached(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
         (mean_of_means, "mean of the chunks' means"),
         (lambda h, w, y, c: loop(h, w, y, c) * (y != -100).sum(), "the sum, not divided"),
         (lambda h, w, y, c: F.cross_entropy(h @ w.T, y), "every label -100 .* not nan"),
+        (one_chunk, r"holds [\d,]+ bytes at its peak.*: all the logits, 2,097,152 bytes, exist"),
+        (lambda h, w, y, c: loop(h.float(), w.float(), y, c), "another type than the inputs'"),
+        (zero_without_labels(lambda h: 0), r"every label -100, too, return a tensor .* not 0\."),
+        (zero_without_labels(lambda h: h.new_zeros(())), "-100 the loss is not connected to h"),
+        (zero_without_labels(lambda h: 0 * h.sum()), "-100 the loss is not connected to w"),
+        (zero_without_labels(lambda h: (h - h.detach()).sum()), "gradient of h must be zeros"),
         (lambda h, w, y, c: loop(h, w, y, c).detach(), "not connected"),
         (half_detached, "gradient of w is not"),
         (lambda h, w, y, c: 3.0, "one number, a tensor"),

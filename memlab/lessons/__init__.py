@@ -7,7 +7,7 @@ from typing import Any
 
 from memlab.lessons import chunked, start, where
 from memlab.lessons.code import show_code
-from memlab.lessons.judging import Exercise, Question, Verdict
+from memlab.lessons.judging import Exercise, Question, Verdict, plain
 from memlab.lessons.spelling import in_trl
 
 __all__ = ["Question", "Verdict", "ask", "check", "in_trl", "show_code"]
@@ -33,15 +33,17 @@ def check(exercise: str, answer: Any) -> Verdict | Question:
     """Whether `answer` is right: a hint on the first wrong attempt, then the reason.
 
     With `...` in the answer's place, which is how lessons come, the question. The right answer is
-    computed now, by measuring or by running the technique. Raises ValueError for an unknown
-    exercise (naming those of its lesson), TypeError for a wrong form of answer.
+    computed now, by measuring or by running the technique. NumPy's numbers and tensors of shape ()
+    are numbers too. Raises ValueError for an unknown exercise (naming those of its lesson),
+    TypeError for a wrong form of answer.
     """
     known = _known(exercise)
     if answer is ...:
         return ask(exercise)
-    if not known.accepts(answer):
+    value = plain(answer)
+    if not known.accepts(value):
         raise TypeError(f"{exercise}: give {known.wants}, not {answer!r}")
-    finding = known.judge(answer)
+    finding = known.judge(value)
     if finding.right:
         _wrong_attempts.pop(exercise, None)
         return Verdict(True, known.reason())

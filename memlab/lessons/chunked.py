@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,8 +73,8 @@ def _largest_at_the_floor() -> int:
     return CHUNKS[at]
 
 
-def _judge_floor(answer: int) -> Finding:
-    right = _largest_at_the_floor()
+def _judge_floor(answer: float) -> Finding:
+    answer, right = int(answer), _largest_at_the_floor()
     if answer == right:
         return Finding(True)
     if answer < right:
@@ -102,15 +102,24 @@ def _inputs(n: int, v: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     return h, w, y
 
 
-def _kept(loss: Loss, chunk: int) -> tuple[int, int]:
-    """Bytes that a loss keeps for backward beside its inputs; bytes of all the fp32 logits."""
+class Held(NamedTuple):
+    """Bytes that a loss keeps for backward, holds at its peak through backward; of all logits."""
+
+    kept: int
+    peak: int
+    logits: int
+
+
+def _held(loss: Loss, chunk: int) -> Held:
+    """Metered with data, in fp32 on the CPU: a loss may look at the labels."""
     n, v = 256, 2048
     h, w, y = _inputs(n, v, 8, torch.float32)
     with Meter("cpu") as meter:
+        meter.begin_step()
         value = loss(h, w, y, chunk)
-        live = meter.live_bytes
-    del value
-    return live, 4 * n * v
+        kept = meter.live_bytes
+        value.backward()
+    return Held(kept, max(sample.total for sample in meter.ledger.samples()), 4 * n * v)
 
 
 def _reference(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
@@ -119,7 +128,12 @@ def _reference(h: Tensor, w: Tensor, y: Tensor, chunk: int) -> Tensor:
 
 def _judge_loop(answer: Loss) -> Finding:
     try:
-        said = _wrong_value(answer) or _wrong_gradient(answer) or _keeps_too_much(answer)
+        said = (
+            _wrong_value(answer)
+            or _wrong_without_labels(answer)
+            or _wrong_gradient(answer)
+            or _holds_too_much(answer)
+        )
     except Exception as error:  # the learner's own code: whatever it raises is the finding
         return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
     return Finding(not said, said)
@@ -131,6 +145,11 @@ def _wrong_value(answer: Loss) -> str:
     if not isinstance(value, Tensor) or value.shape != ():
         return "Return one number, a tensor of shape ()."
     if not torch.isclose(value.double(), right, rtol=TOLERANCE):
+        if torch.isclose(value.double(), right, rtol=1e-5):
+            return (
+                "The loss is right to a few digits only: part of it is computed in another type "
+                f"than the inputs', which are {h.dtype} here."
+            )
         valid = int((y != -100).sum())
         z = h @ w.T
         parts = [(z_c, y_c) for z_c, y_c in zip(z.split(8), y.split(8), strict=True)]
@@ -145,39 +164,65 @@ def _wrong_value(answer: Loss) -> str:
             if torch.isclose(value.double(), torch.as_tensor(wrong), rtol=1e-6):
                 return f"That is {name}."
         return f"The loss is {value.item():.6g} where the full logits give {right.item():.6g}."
-    nothing = answer(h, w, torch.full_like(y, -100), 8)
-    if nothing.item() != 0:
-        return f"With every label -100 the loss must be 0, not {nothing.item()}."
     return ""
 
 
+def _wrong_without_labels(answer: Loss) -> str:
+    h, w, y = _inputs(37, 50, 16, torch.float64)
+    value = answer(h, w, torch.full_like(y, -100), 8)
+    if not isinstance(value, Tensor) or value.shape != ():
+        return f"With every label -100, too, return a tensor of shape (), not {value!r}."
+    if value.item() != 0:
+        return f"With every label -100 the loss must be 0, not {value.item()}."
+    for name, gradient in zip("hw", _gradients(value, h, w), strict=True):
+        if gradient is None:
+            return (
+                f"With every label -100 the loss is not connected to {name}: its gradient must be "
+                "zeros, not None."
+            )
+        if gradient.count_nonzero():  # a NaN is not zero either
+            return f"With every label -100 the gradient of {name} must be zeros."
+    return ""
+
+
+def _gradients(value: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
+    """Of h and w; None where `value` does not depend on it."""
+    if not value.requires_grad:
+        return None, None
+    return torch.autograd.grad(value, (h, w), allow_unused=True)
+
+
 def _wrong_gradient(answer: Loss) -> str:
-    gradients = []
-    for loss in (answer, _reference):
-        h, w, y = _inputs(37, 50, 16, torch.float64)
-        value = loss(h, w, y, 8)
-        if not value.requires_grad:
-            return "The loss is not connected to h and w: no gradient can flow."
-        gradients.append(torch.autograd.grad(value, (h, w)))
+    h, w, y = _inputs(37, 50, 16, torch.float64)
+    gradients = [_gradients(loss(h, w, y, 8), h, w) for loss in (answer, _reference)]
     for name, mine, right in zip("hw", *gradients, strict=True):
+        if mine is None or right is None:
+            return f"The loss is not connected to {name}: no gradient can flow."
         if not torch.allclose(mine, right, rtol=TOLERANCE, atol=TOLERANCE):
             return f"The value is right, but the gradient of {name} is not."
     return ""
 
 
-def _keeps_too_much(answer: Loss) -> str:
-    kept, logits = _kept(answer, 16)
-    reference, _ = _kept(_reference, 16)
-    if kept <= reference + logits // 16:  # room for a chunk's logits
-        return ""
-    return (
-        f"Value and gradients are right, but it keeps {kept:,} bytes for backward; the reference "
-        f"keeps {reference:,}, and all the logits are {logits:,}. A chunk's must die with it."
-    )
+def _holds_too_much(answer: Loss) -> str:
+    kept, peak, logits = _held(answer, 16)
+    reference = _held(_reference, 16)
+    if kept > reference.kept + logits // 16:  # room for a chunk's logits
+        return (
+            f"Value and gradients are right, but it keeps {kept:,} bytes for backward; the "
+            f"reference keeps {reference.kept:,}, and all the logits are {logits:,}. A chunk's "
+            "must die with it."
+        )
+    if peak > reference.peak + logits // 2:  # room for several copies of a chunk's
+        return (
+            f"Value and gradients are right, and it keeps little, but it holds {peak:,} bytes at "
+            f"its peak, where the reference holds {reference.peak:,}: all the logits, {logits:,} "
+            "bytes, exist at once. Compute them `chunk` rows at a time."
+        )
+    return ""
 
 
 def _why_loop() -> str:
-    kept, logits = _kept(_reference, 16)
+    kept, _, logits = _held(_reference, 16)
     return (
         "Sum each chunk's loss over its valid labels under torch.utils.checkpoint, then divide "
         f"once, by the valid labels of all (at least 1): {kept:,} bytes kept instead of {logits:,}."
@@ -185,7 +230,7 @@ def _why_loop() -> str:
 
 
 def _is_chunk(answer: Any) -> bool:
-    return type(answer) is int and answer in CHUNKS
+    return is_number(answer) and answer in CHUNKS
 
 
 EXERCISES = {

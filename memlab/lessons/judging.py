@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 
@@ -65,9 +66,14 @@ class Verdict:
         return f'<p role="status">{head} {html.escape(self.text)}</p>'
 
 
+def plain(answer: Any) -> Any:
+    """The Python number in a NumPy scalar or a tensor of shape (); any other answer as it is."""
+    return answer.item() if getattr(answer, "shape", None) == () else answer
+
+
 def is_number(answer: Any) -> bool:
-    """An int or a float; True and False are neither."""
-    return isinstance(answer, int | float) and not isinstance(answer, bool)
+    """A real number; True and False are none."""
+    return isinstance(answer, Real) and not isinstance(answer, bool)
 
 
 def near(
