@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from memlab.techniques import chunked_loss
 from memlab.techniques.chunked_loss import (
@@ -130,6 +131,13 @@ def test_promotes_to_at_least_fp32(dtype):
     expected = torch.promote_types(dtype, torch.float32)
     assert chunked_cross_entropy(h, w, y).dtype == expected
     assert cross_entropy(h, w, y).dtype == expected
+
+
+def test_a_bf16_bias_has_its_gradient_summed_in_fp32():
+    h, w = (torch.zeros(rows, 3, dtype=torch.bfloat16) for rows in (4096, 2))
+    y, bias = torch.zeros(4096, dtype=torch.long), torch.zeros(2, dtype=torch.bfloat16)
+    dbias = run(chunked_cross_entropy, h, w, y, bias, chunk=257)[-1]  # 257 is no bf16 number
+    assert dbias.tolist() == [-0.5, 0.5]
 
 
 def test_uniform_dft_is_half_of_nll():
@@ -254,10 +262,23 @@ def test_stats_equal_trl():
 
 def test_second_derivative_is_refused():
     h, w, y, _ = inputs()
-    loss = chunked_cross_entropy(h.requires_grad_(), w, y) * torch.ones((), requires_grad=True)
-    (dh,) = torch.autograd.grad(loss, h, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dh.sum().backward()
+    loss = chunked_cross_entropy(h.requires_grad_(), w.requires_grad_(), y)
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*; take cross_entropy$"):
+        torch.autograd.grad(loss, h, create_graph=True)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_backward_of_a_checkpoint_is_no_second_derivative(use_reentrant):
+    def checkpointed(h, w, y, *, bias):
+        def loss(h, w, bias):
+            return chunked_cross_entropy(h.tanh(), w, y, bias=bias, chunk=8)
+
+        return checkpoint(loss, h, w, bias, use_reentrant=use_reentrant)
+
+    def plain(h, w, y, *, bias):
+        return cross_entropy(h.tanh(), w, y, bias=bias)
+
+    assert_same(run(checkpointed, *inputs()), run(plain, *inputs()), 1e-12)
 
 
 def test_in_place_write_to_a_saved_input_raises():
@@ -282,6 +303,7 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"h": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.long)}, ValueError, "y is empty"),
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
+        ({"chunk": True}, ValueError, "chunk=True"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
@@ -389,6 +411,7 @@ def test_full_logits_keep_4_bytes_an_entry_and_peak_at_12():
         (4096, 30_000, 64, 512),  # the chunk's logits make the peak
         (4096, 3_000, 2048, 64),  # the fp32 gradient of the head does
         (2000, 30_000, 64, 4096),  # one chunk
+        (512, 30_000, 64, 512),  # one chunk, full
     ],
 )
 def test_peak_is_that_of_the_header(n, v, d, chunk, frozen, softcap):

@@ -123,6 +123,19 @@ def test_storage_resizes_are_seen() -> None:
     assert history(real.ledger) == history(simulated.ledger)
 
 
+def test_a_resized_parameter_stays_one() -> None:
+    def step(device: torch.device, meter: Meter) -> None:
+        x = torch.empty(MB, device=device)
+        meter.label("parameters", [x])
+        for nbytes in (0, 4 * MB, 8 * MB):  # emptied, filled again, grown
+            x.untyped_storage().resize_(nbytes)
+            last = list(meter.ledger.samples())[-1]
+            assert last.bytes[CATEGORIES.index("parameters")] == nbytes == last.total
+
+    for simulated in (False, True):
+        metered(step, simulated=simulated)
+
+
 def test_a_view_is_no_second_storage_and_sizes_are_rounded() -> None:
     def step(device: torch.device, meter: Meter) -> None:
         x = torch.empty(129, device=device)  # 516 B
@@ -196,7 +209,12 @@ def test_bytes_on_the_host_are_counted_apart() -> None:
         meter.begin_step()
         host = x.to("cpu")
         assert meter.host_bytes == 4 * MB
+        more = x.to("cpu")
         del host
+        assert (meter.host_bytes, meter.host_peak_bytes) == (4 * MB, 8 * MB)
+        meter.begin_step()  # what lies there already counts
+        assert meter.host_peak_bytes == 4 * MB
+        del more
         assert meter.host_bytes == 0
 
     meter = metered(step, simulated=True)

@@ -1,16 +1,18 @@
 """The SFT loop: its losses are TRL's, and how a step is split changes nothing."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memlab.data.batches import batches, collate
 from memlab.experiments.training import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
-from memlab.models.head import head_parts
+from memlab.models.head import HeadParts, head_parts
 from memlab.trainers import sft
 
 MODELS = ("memlab/tiny", "memlab/tiny-llama", "memlab/tiny-gemma2")
@@ -95,6 +97,34 @@ def test_loss_is_that_of_transformers(name: str) -> None:
     with torch.no_grad():
         expected = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
     assert one_step(model, [batch], "nll")[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "chunked_nll"])
+def test_loss_is_that_of_logits_scaled_biased_capped_and_shifted(loss_type: str) -> None:
+    class Backbone(nn.Embedding):
+        def forward(self, ids: Tensor, **_: object) -> SimpleNamespace:
+            return SimpleNamespace(last_hidden_state=super().forward(ids))
+
+    torch.manual_seed(0)
+    body, head = Backbone(11, 8), nn.Linear(8, 11)
+    step, total, count = [], torch.zeros(()), 0
+    for shape in ((2, 5), (1, 9)):  # rows whose first label is no prompt's
+        labels = torch.randint(11, shape)
+        z = 0.5 * (body.weight[labels] @ head.weight.T + head.bias)
+        z = 0.3 * torch.tanh(z / 0.3)
+        total = total + F.cross_entropy(
+            z[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+        )
+        count += labels[:, 1:].numel()
+        step.append({"input_ids": labels, "labels": labels})
+    (loss,) = sft.train(
+        model := nn.Sequential(body, head),
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        [step],
+        head=HeadParts(body, head, softcap=0.3, logit_scale=0.5),
+        head_loss=HEAD_LOSSES[loss_type],
+    )
+    assert loss.item() == pytest.approx(total.item() / count, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # TRL's own, of its own configuration

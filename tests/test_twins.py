@@ -14,6 +14,16 @@ from memlab.instruments.device import simulated_device, simulated_gpu
 LABELS = torch.tensor([[5, -100, 7], [-100, 3, 3]])
 
 
+HOST = {
+    "transposed": LABELS.t(),
+    "row": LABELS[1],
+    "every other": LABELS[:, ::2],
+    "expanded": LABELS[0].expand(4, 3),
+    "expanded columns": LABELS[:, :1].expand(2, 4),
+    "permuted with gaps": torch.arange(48).reshape(2, 3, 8)[..., ::2].permute(2, 0, 1),
+}
+
+
 @pytest.fixture(autouse=True)
 def gpu() -> Iterator[torch.device]:
     with simulated_gpu() as device:
@@ -33,6 +43,19 @@ def test_values_follow_integers_through_operations(gpu: torch.device) -> None:
     assert torch.tensor(2.5, device=gpu).item() == 2.5
     assert torch.arange(5, device=gpu)[1:].tolist() == [1, 2, 3, 4]
     assert bool((torch.zeros(3, dtype=torch.int64, device=gpu) == 0).all())
+
+
+@pytest.mark.parametrize("host", HOST.values(), ids=HOST)
+@pytest.mark.parametrize("layout", [torch.preserve_format, torch.contiguous_format])
+def test_copies_lie_in_memory_as_on_a_real_device(
+    gpu: torch.device, host: torch.Tensor, layout: torch.memory_format
+) -> None:
+    with _disable_current_modes():
+        real = host.to("cpu", copy=True, memory_format=layout)
+    card = host.to(gpu, memory_format=layout)
+    assert card.stride() == real.stride()
+    assert card.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+    assert card.tolist() == real.tolist()
 
 
 def test_in_place_operations_change_the_values(gpu: torch.device) -> None:

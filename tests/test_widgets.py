@@ -15,6 +15,7 @@ from made_steps import made_step
 from memlab.errors import MemlabError
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.widgets import Grid, explore, predict, scrub, show_bars, show_timeline
+from memlab.widgets.explorer import Explore
 from memlab.widgets.figures import bars, new_figure, phases, timeline
 from memlab.widgets.style import LOOKS, change, gb
 
@@ -176,6 +177,11 @@ def test_controls_are_described_keyboard_friendly_and_not_continuous() -> None:
     assert isinstance(words.controls["optim"], ipywidgets.Dropdown)
 
 
+def exact_marks(shown: Explore) -> list[float]:
+    """Where the curve's picture has diamonds, in steps along the axis."""
+    return [line.get_xdata()[0] for line in shown._ax.lines if line.get_marker() == "D"]
+
+
 def test_simulate_exactly_shows_the_result_or_the_error() -> None:
     def exact(setting: dict) -> Measurement:
         if setting["chunk"] < 1:
@@ -188,6 +194,7 @@ def test_simulate_exactly_shows_the_result_or_the_error() -> None:
     shown.button.click()
     assert gb(step_of({"chunk": 2000}).metered_peak_bytes) in shown.status.value
     assert shown.image.value != before
+    assert exact_marks(shown) == [pytest.approx(2 + (2000 - 1024) / (4096 - 1024))]
     shown.fields["chunk"].value = 0
     shown.button.click()
     assert isinstance(shown.failure, ValueError)
@@ -196,6 +203,15 @@ def test_simulate_exactly_shows_the_result_or_the_error() -> None:
     shown.controls["chunk"].value = 256
     assert shown.failure is None
     assert shown.error.value == ""
+    assert exact_marks(shown) == []
+    assert "exactly" not in shown.status.value
+
+
+def test_an_exact_setting_lies_between_its_neighbours_of_unsorted_steps() -> None:
+    shown = explore(step_of, axes={"chunk": [4096, 32, 1024]}, exact=step_of)
+    shown.fields["chunk"].value = 528
+    shown.button.click()
+    assert exact_marks(shown) == [1.5]
 
 
 def test_a_reference_may_follow_the_setting() -> None:

@@ -17,7 +17,6 @@ Unlike    TRL's fused head: plain torch, chunks of rows only, and h goes to the 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def _logits(h, w, bias, scale, softcap) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), fp32 at least
@@ -58,8 +57,11 @@ class _TokenLogprobs(torch.autograd.Function):
         return logp, entropy, top1
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g, *_):  # (N,)
+        if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
+            raise RuntimeError(
+                "create_graph=True: a chunked loss has no second derivatives; take cross_entropy"
+            )
         if g is None:
             return (None,) * 9
         (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
@@ -96,7 +98,7 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
     if len(y) == 0:
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
-    if not isinstance(chunk, int) or chunk < 1:
+    if type(chunk) is not int or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
