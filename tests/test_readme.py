@@ -5,6 +5,7 @@ import io
 import re
 import shlex
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import make_readme
@@ -15,6 +16,7 @@ from memlab.series import find_lessons
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
@@ -126,4 +128,7 @@ def test_no_file_names_one_machine_or_an_index() -> None:
 
 @pytest.mark.integers
 def test_the_table_is_what_the_runs_give() -> None:
+    pinned = dict(line.split("==") for line in CONSTRAINTS.read_text().splitlines()[1:])
+    if version("transformers") != pinned["transformers"]:
+        pytest.skip("reserved bytes drift with transformers' own code")
     assert make_readme.with_table(README) == README, "run: python tests/make_readme.py"
