@@ -166,6 +166,7 @@ def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, 
         ("compare --batch-size -1", "give 1 or more"),
         ("estimate --model no/such-model", "Qwen/Qwen3-0.6B"),
         ("run 99", "the lessons are"),
+        ("run 00 --device cuda", "give --device simulated"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -230,10 +231,93 @@ def test_permission_errors_are_refused(
     assert f"{tmp_path / 'folder'} (Permission denied): choose another folder" in told
 
 
-def test_unknown_options_are_refused_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("compare --models x", "did you mean --model? (memlab compare --help tells more)"),
+        ("run --ouput x", "did you mean --output? (memlab run --help tells more)"),
+        ("comprae", "did you mean compare? (memlab COMMAND --help tells more)"),
+        ("", "COMMAND"),
+        ("compare --batch-size many", "invalid int value: 'many' (memlab compare --help"),
+        ("compare --device gpu", "'simulated'"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line(
+    arguments: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["compare", "--models", "x"])
+        main(arguments.split())
     assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("memlab: ")
+    assert told.count("\n") == 1
+    assert says in told
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/proc/x"), "/proc/x (No such file"),
+        (IsADirectoryError(21, "Is a directory", "/x/06.ipynb"), "/x/06.ipynb (Is a directory)"),
+        (OSError(28, "No space left on device"), "No space left on device: free space"),
+        (OverflowError("int too big to convert"), "int too big to convert"),
+    ],
+)
+def test_trouble_with_files_and_numbers_is_one_line(
+    error: Exception,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(estimate, "measure", fail)
+    assert main(["estimate"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert says in told
+
+
+INTERRUPTED = """
+import os, signal, sys
+import torch
+from memlab.cli import main
+from importlib import import_module
+
+class Stopped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        os.kill(os.getpid(), signal.SIGINT)
+        return gradient
+
+def measure(*_, **__):
+    Stopped.apply(torch.ones(1, requires_grad=True)).backward()
+    raise SystemExit("went on")
+
+import_module("memlab.cli.estimate").measure = measure
+sys.exit(main(["estimate"]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send there")
+def test_ctrl_c_inside_a_backward_pass_ends_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "memlab: stopped\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise there")
+def test_a_closed_pipe_ends_quietly() -> None:
+    code = (
+        "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(w); os.close(r)\n"
+        "from importlib import import_module; from memlab.cli import main\n"
+        "import_module('memlab.cli.lab').main = lambda _: print('x') or 0\n"
+        "sys.exit(main(['lab']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["", "compare", "estimate", "doctor", "run", "lab"])
@@ -318,6 +402,20 @@ def test_doctor_reports_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor.folder("cache", tmp_path / "file").state == BROKEN
     assert doctor.folder("cache", tmp_path / "new").state == OK
+
+
+def test_doctor_names_the_variable_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = tmp_path / "file" / "memlab"
+    assert "set XDG_CACHE_HOME" in doctor.folder("cache", path, "XDG_CACHE_HOME").says
+    monkeypatch.setattr(doctor, "user_cache_dir", lambda _: str(path))
+    monkeypatch.setattr(doctor, "hub", lambda: doctor.Finding("hub", OK, ""))
+    assert "set XDG_CACHE_HOME" in findings(doctor.examine())["cache"][1]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert "set HOME" in doctor.folder("cache", path, "XDG_CACHE_HOME").says
 
 
 def test_sizes_in_words() -> None:

@@ -1,6 +1,11 @@
 """The series and its copy, and `memlab run` on it: with small lessons made here."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from memlab import series
 from memlab.cli import main
 from memlab.cli.lab import jupyter_command
+from memlab.cli.report import CAPTION
 from memlab.cli.run import cells
 from memlab.experiments.row import ROW_TYPE, Row
 
@@ -172,9 +178,11 @@ def test_run_prints_rows_and_writes_the_report(
     assert "LoRA 19.79 19.89 -0.10 (-1 %)".split() in lines
     assert "6.04 3.46 2.58 (43 %) recorded)".split() in lines
     assert "ZeroDivisionError: division by zero" in printed
+    assert CAPTION in printed
     assert str(output / "report.html") in printed
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<td>LoRA</td>" in page
+    assert "a price belongs to the line it stands on" in page
     assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
     assert 'alt="Bars, &quot;before&quot; taller"' in page
     assert '<td colspan="5">failed: ZeroDivisionError: division by zero</td>' in page
@@ -186,6 +194,49 @@ def test_a_row_that_is_none_fails_its_lesson_only(
     lesson(lessons / "06_chunks.ipynb", showing({ROW_TYPE: {"saved": 1}}))
     assert main(["run", "06", "--output", str(tmp_path / "report")]) == 1
     assert "a row that can't be read" in capsys.readouterr().out
+
+
+def test_a_folder_in_a_lessons_place_is_refused(
+    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report" / "01_where_it_goes.ipynb").mkdir(parents=True)
+    assert main(["run", "01", "--output", str(tmp_path / "report")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "01_where_it_goes.ipynb (Is a directory)" in told
+
+
+def test_a_full_disk_names_the_folder(
+    lessons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    assert main(["lab", str(tmp_path / "copy"), "--copy-only"]) == 2
+    assert f"{tmp_path / 'copy'} (No space left on device): free space" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send there")
+def test_ctrl_c_ends_a_run_and_its_kernel_quietly(lessons: Path, tmp_path: Path) -> None:
+    started = tmp_path / "kernel"
+    pid = f"import os, time; open({str(started)!r}, 'w').write(f'{{os.getpid()}} ')"
+    lesson(lessons / "06_chunks.ipynb", f"{pid}; time.sleep(60)")
+    code = (
+        "import sys; from pathlib import Path; from memlab import series; from memlab.cli import "
+        f"main; series.series_folder = lambda: Path({str(lessons)!r}); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "run", "06", "--output", str(tmp_path / "report")]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as run:
+        for _ in range(300):
+            if started.exists() and started.read_text().endswith(" "):
+                break
+            time.sleep(0.1)
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=30)
+    assert (run.returncode, told) == (130, "memlab: stopped\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 def test_run_speaks_json(lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

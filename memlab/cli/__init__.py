@@ -5,15 +5,18 @@ Each command's module is imported when it runs, so that `memlab --help` answers 
 
 import argparse
 import errno
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
 
 from memlab import __version__
+from memlab.cli.leaving import leave
 from memlab.errors import MemlabError
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 DEVICES = ("auto", "simulated", "cuda", "cpu")
 EXAMPLES = """\
 examples:
@@ -31,16 +34,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the returned exit status is 2 for an error that the user can act on."""
     options = _parser().parse_args(argv)
     try:
-        return import_module(f"memlab.cli.{options.command}").main(options)
+        status = import_module(f"memlab.cli.{options.command}").main(options)
+        sys.stdout.flush()
+        return status
     except (ValueError, TypeError, MemlabError) as error:
         return _refuse(str(error) or type(error).__name__)
+    except OverflowError as error:
+        return _refuse(f"a number is too large ({error}): give a smaller batch size or length")
+    except BrokenPipeError:  # who read the output, such as `head`, has enough
+        leave(128 + 13)
     except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        return _refuse(f"can't write {error.filename} ({error.strerror}): choose another folder")
+        status = _refuse(_advice(error))
+        try:
+            sys.stdout.flush()
+        except OSError:  # stdout itself is in trouble: a normal exit would tell it once more
+            leave(status)
+        return status
     except KeyboardInterrupt:
         print("memlab: stopped", file=sys.stderr)
-        return 130
+        leave(130)
+
+
+def _advice(error: OSError) -> str:
+    """What the system said, of which path, and what would work."""
+    reason = error.strerror or str(error) or type(error).__name__
+    path = f"can't use {error.filename} ({reason})" if error.filename is not None else reason
+    works = {
+        errno.EISDIR: "it is a folder: move it away, or choose another folder to write into",
+        errno.ENOSPC: "free space, or choose another folder",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+        errno.ENOMEM: "free memory, or give a smaller batch size or length",
+    }
+    return f"{path}: {works.get(error.errno or 0, 'choose another folder')}"
 
 
 def _refuse(message: str) -> int:
@@ -48,8 +73,36 @@ def _refuse(message: str) -> int:
     return 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line what it can't read, with the nearest of the names that it knows."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but a command itself refuses the options that it doesn't know."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        known = [*self._option_string_actions, *self._commands()]
+        words = re.findall(r"(?<![\w-])[\w-]+", message.partition("(choose from")[0])
+        near = [
+            name
+            for word in words
+            if word not in known
+            for name in get_close_matches(word, known, n=1, cutoff=0.7)
+        ]
+        meant = f"; did you mean {' '.join(near)}?" if near else ""
+        asked = self.prog if " " in self.prog else "memlab COMMAND"
+        sys.exit(_refuse(f"{message}{meant} ({asked} --help tells more)"))
+
+    def _commands(self) -> list[str]:
+        kinds = (action for action in self._actions if action.dest == "command")
+        return [name for action in kinds for name in action.choices or ()]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="memlab",
         description="Where the GPU memory of LLM post-training goes, what each technique saves:\n"
         "measured on a CUDA card, or on an exact simulation of one where there is none.",

@@ -52,7 +52,7 @@ def examine() -> Iterator[Finding]:
     yield from devices()
     yield from allocator_settings()
     yield hub()
-    yield folder("cache", Path(user_cache_dir("memlab")))
+    yield folder("cache", Path(user_cache_dir("memlab")), "XDG_CACHE_HOME", "LOCALAPPDATA")
     yield jupyter_folder()
 
 
@@ -126,15 +126,20 @@ def hub() -> Finding:
     return Finding("hub", NOTE, "not reachable: models come from presets, which is enough")
 
 
-def folder(subject: str, path: Path) -> Finding:
-    """Whether a file can be written in a folder, which is made where it is missing."""
+def folder(subject: str, path: Path, *variables: str) -> Finding:
+    """Whether a file can be written in a folder, which is made where it is missing.
+
+    Where not, it names the environment variable that put the folder there: the first of `variables`
+    that does, else HOME.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        return Finding(
-            subject, BROKEN, f"{path} can't be written ({error.strerror}): free it, or set HOME"
-        )
+        values = ((name, os.environ.get(name)) for name in variables)
+        inside = (name for name, value in values if value and path.is_relative_to(value))
+        advice = f"free it, or set {next(inside, 'HOME')} to a folder that can be"
+        return Finding(subject, BROKEN, f"{path} can't be written ({error.strerror}): {advice}")
     return Finding(subject, OK, f"{path} can be written")
 
 
@@ -142,7 +147,8 @@ def jupyter_folder() -> Finding:
     """Where Jupyter keeps what it needs to reach a kernel."""
     from jupyter_core.paths import jupyter_runtime_dir
 
-    return folder("jupyter", Path(jupyter_runtime_dir()))
+    variables = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "XDG_DATA_HOME", "APPDATA")
+    return folder("jupyter", Path(jupyter_runtime_dir()), *variables)
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -8,11 +8,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from memlab.cli.show import writing_to
 from memlab.series import copy_series, find_lessons
 
 
 def main(options: argparse.Namespace) -> int:
-    copied = copy_series(options.folder, solutions=options.solutions)
+    with writing_to(options.folder):
+        copied = copy_series(options.folder, solutions=options.solutions)
     if options.json:
         print(json.dumps({"folder": str(options.folder), **asdict(copied)}), flush=True)
     else:

@@ -8,6 +8,10 @@ from typing import Any
 
 from memlab.series import Lesson
 
+CAPTION = (
+    "Sizes in GB (1e9 bytes), metered. Where a row has two lines, the first is over everything "
+    "off, the second over TRL's defaults; a price belongs to the line it stands on."
+)
 PAGE = """\
 <!doctype html>
 <html lang="en">
@@ -25,8 +29,7 @@ img {{ max-width: 100%; background: #fff }}
 pre {{ overflow-x: auto }}
 </style>
 <h1>memlab report</h1>
-<p>Sizes in GB (1e9 bytes). Where a row has two lines, the first is over everything off, the
-second over TRL's defaults.</p>
+<p>{caption}</p>
 {table}
 {lessons}
 </html>
@@ -50,7 +53,8 @@ def write_report(
         heading = html.escape(f"{lesson.number} {lesson.title}")
         sections.append(f'<h2>{heading}</h2>\n{figures}\n<p><a href="{name}">{name}</a></p>')
     report = folder / "report.html"
-    page = PAGE.format(table=_table(columns, rows), lessons="\n".join(sections))
+    table = _table(columns, rows)
+    page = PAGE.format(caption=html.escape(CAPTION), table=table, lessons="\n".join(sections))
     report.write_text(page, encoding="utf-8")
     return report
 

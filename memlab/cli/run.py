@@ -3,21 +3,27 @@
 import argparse
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import papermill
+from jupyter_core.utils import ensure_event_loop
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from memlab.cli.report import write_report
-from memlab.cli.show import NONE, gb, saving, stdout
+from memlab.cli.leaving import kill_children
+from memlab.cli.report import CAPTION, write_report
+from memlab.cli.show import NONE, gb, saving, stdout, writing_to
+from memlab.errors import MemlabError
 from memlab.experiments.row import ROW_TYPE, Row
 from memlab.series import Lesson, find_lessons
 
@@ -52,6 +58,8 @@ def main(options: argparse.Namespace) -> int:
         raise ValueError(
             "this memlab carries no lessons: install a release, or a checkout that does"
         )
+    if options.device == "cuda":
+        require_card()
     options.output.mkdir(parents=True, exist_ok=True)
     rows: list[Row | Failed] = []
     console = Console(stderr=True)
@@ -60,6 +68,7 @@ def main(options: argparse.Namespace) -> int:
         # Where stdout is the same terminal, the bar and the rows must come from one console.
         out = console if console.is_terminal and sys.stdout.isatty() else stdout()
         if not options.json:
+            out.print(CAPTION, highlight=False)
             out.print(_line(COLUMNS, style="bold"))
         for lesson in lessons:
             progress.update(task, description=f"{lesson.number} {lesson.title}")
@@ -72,9 +81,18 @@ def main(options: argparse.Namespace) -> int:
                     out.print(*cells(row), style="red", markup=False, highlight=False)
                 else:
                     out.print(_line(cells(row)))
-    report = write_report(options.output, lessons, COLUMNS, list(map(cells, rows)))
+    with writing_to(options.output):
+        report = write_report(options.output, lessons, COLUMNS, list(map(cells, rows)))
     print(json.dumps({"report": str(report)}) if options.json else f"report: {report}")
     return 1 if any(isinstance(row, Failed) for row in rows) else 0
+
+
+def require_card() -> None:
+    """Raises MemlabError where there is no CUDA card, before a lesson is run in vain."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MemlabError("--device cuda: torch finds no CUDA card; give --device simulated")
 
 
 def run_lesson(
@@ -88,16 +106,17 @@ def run_lesson(
     done = output.resolve() / lesson.path.name
     failure = None
     try:
-        papermill.execute_notebook(
-            lesson.path,
-            done,
-            parameters={} if device == "auto" else {"device": device},
-            kernel_name="python3",
-            cwd=lesson.path.parent,
-            progress_bar=False,
-            on_cell_start=lambda **_: tick(),
-            extra_arguments=["--log-level=CRITICAL"],  # what a cell raises is in the notebook
-        )
+        with writing_to(done):
+            _execute(
+                lesson.path,
+                done,
+                parameters={} if device == "auto" else {"device": device},
+                kernel_name="python3",
+                cwd=lesson.path.parent,
+                progress_bar=False,
+                on_cell_start=lambda **_: tick(),
+                extra_arguments=["--log-level=CRITICAL"],  # what a cell raises is in the notebook
+            )
     except (PapermillException, DeadKernelError, TimeoutError) as error:
         failure = last_line(error)
     try:
@@ -106,6 +125,31 @@ def run_lesson(
         failure = failure or f"a row that can't be read: {error}"
     if failure:
         yield Failed(f"{lesson.number} {lesson.title}", failure)
+
+
+def _execute(*args: Any, **kwargs: Any) -> None:
+    """papermill.execute_notebook, in a thread: there it leaves Ctrl-C to us.
+
+    Raises KeyboardInterrupt when that comes, with the kernel and its children killed: asked
+    politely, a kernel in the middle of a backward pass aborts and says so.
+    """
+    with ThreadPoolExecutor(1) as worker:
+        work = worker.submit(_with_a_loop, papermill.execute_notebook, *args, **kwargs)
+        try:
+            work.result()
+        except KeyboardInterrupt:
+            logging.getLogger("papermill").disabled = True  # it tells that the kernel died
+            kill_children()
+            raise
+
+
+def _with_a_loop(work: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Do work that needs an event loop, in a thread that has none; the loop is closed after it."""
+    loop = ensure_event_loop()
+    try:
+        work(*args, **kwargs)
+    finally:
+        loop.close()
 
 
 def _length(lesson: Lesson) -> int:

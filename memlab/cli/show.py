@@ -1,12 +1,17 @@
 """What the commands have in common: sizes in words, consoles, a spinner while work goes on."""
 
 import contextlib
+import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from memlab.cli.leaving import stopped_at_once
+
 NONE = "—"
+CLEAR = "\r\x1b[2K\x1b[?25h"  # empties the spinner's line, shows the cursor again
 
 
 def gb(size: int | None) -> str:
@@ -37,7 +42,22 @@ def print_table(table: Table) -> None:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on stderr while it lasts, where that is a terminal."""
+    """A spinner on stderr while it lasts, where that is a terminal; Ctrl-C leaves at once."""
     console = Console(stderr=True)
-    with console.status(what) if console.is_terminal else contextlib.nullcontext():
+    if not console.is_terminal:
+        with stopped_at_once():
+            yield
+        return
+    with console.status(what), stopped_at_once(CLEAR):
         yield
+
+
+@contextlib.contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Names `path` in the OSError of a full disk, which says no path of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            error.filename = str(path)
+        raise
