@@ -96,7 +96,8 @@ def test_hint_first_then_the_reason_and_right_forgets_attempts() -> None:
     assert "3072" in repr(second)
     assert not first
     right = check("00a", 3072)
-    assert isinstance(right, lessons.Verdict) and right
+    assert isinstance(right, lessons.Verdict)
+    assert right
     assert repr(right).startswith("right: 2 bytes an entry")
     assert "✓ right" in right._repr_html_()
     assert repr(check("00a", 7)) == repr(first)
