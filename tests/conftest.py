@@ -1,7 +1,9 @@
 """Which tests run here: what they need and does not exist is skipped, with the reason printed."""
 
+import contextlib
 import functools
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -9,6 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # a GPU machine runs the tests that need none of it
+    from hypothesis import settings
+
+    # speed is for benchmarks: a busy machine fails no test; CI tries the same examples each time
+    settings.register_profile("memlab", deadline=None, derandomize=bool(os.environ.get("CI")))
+    settings.load_profile("memlab")
 
 CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")

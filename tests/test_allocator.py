@@ -278,7 +278,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("expandable", [False, True])
 @given(steps=STEPS, capacity=st.one_of(st.none(), st.integers(20 * MIB, 200 * MIB)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_invariants(expandable, steps, capacity):
     allocator = CachingAllocator(expandable_segments=expandable, capacity_bytes=capacity)
     live, peaks = {}, (0, 0)

@@ -91,7 +91,7 @@ def test_equals_full_logits_in_fp32():
     masked=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_sizes_and_masks(n, v, d, chunk, masked, seed):
     h, w, y, bias = inputs(n, v, d, masked=masked, seed=seed)
     full = run(cross_entropy, h, w, y, bias)

@@ -15,7 +15,7 @@ KINDS = st.sampled_from(DATASETS[1:])
 SEEDS = st.integers(0, 3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     dataset=st.sampled_from(DATASETS),
     batch_size=st.integers(1, 4),
@@ -55,7 +55,7 @@ def test_full_rows_are_full():
     assert batch["attention_mask"].all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(dataset=KINDS, max_length=st.integers(60, 9000), seed=SEEDS)
 def test_masks_are_the_committed_ones(dataset, max_length, seed):
     expected = sorted(
