@@ -7,6 +7,7 @@ from torch.utils import backend_registration
 from memlab.errors import MemlabError
 from memlab.instruments import device
 from memlab.instruments.device import simulated_gpu, simulation_missing
+from memlab.instruments.meter import Meter
 
 
 def test_a_torch_without_the_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +37,6 @@ def test_backward_and_optimizers_run() -> None:
 
 
 def test_silu_has_one_kernel_in_backward_as_on_a_card() -> None:
-    from memlab.instruments.meter import Meter
-
     with simulated_gpu() as gpu:
         with Meter(gpu.type) as meter:
             x = torch.empty(512, device=gpu, requires_grad=True)
@@ -57,3 +56,18 @@ def test_triton_kernels_are_skipped_for_fake_tensors_only(monkeypatch: pytest.Mo
         assert launched == []
         jit.JITFunction.run(None, 3)
     assert launched == [(3,)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what liger-kernel imports
+def test_a_real_triton_kernel_costs_what_it_allocates() -> None:
+    liger = pytest.importorskip("liger_kernel.transformers.rms_norm", reason="no liger-kernel here")
+    with simulated_gpu() as gpu, Meter(gpu.type) as meter:
+        norm = liger.LigerRMSNorm(1024)
+        norm.weight = torch.nn.Parameter(torch.empty(1024, dtype=torch.bfloat16, device=gpu))
+        x = torch.empty(4096, 1024, dtype=torch.bfloat16, device=gpu, requires_grad=True)
+        before = meter.live_bytes
+        y = norm(x)
+        assert meter.live_bytes - before == 2 * 4096 * 1024 + 4 * 4096  # output, 1/rms a row
+        y.sum().backward()
+    assert x.grad is not None
+    assert norm.weight.grad.shape == (1024,)
