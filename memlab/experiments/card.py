@@ -49,8 +49,7 @@ def measure_in_child(recipe: Recipe) -> Measurement:
 
 
 def measure_here(recipe: Recipe, device_type: str) -> Measurement:
-    """Run the recipe in this process on "cuda" or "cpu": its last metered step, then a few timed
-    ones."""
+    """Run the recipe here, on "cuda" or "cpu": the metered steps, then (cuda) a few timed ones."""
     on_card = device_type == "cuda"
     device = torch.device(device_type)
     timed = TIMED_STEPS if on_card else 0

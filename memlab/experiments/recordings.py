@@ -1,7 +1,7 @@
 """Runs recorded on a real card, beside what was predicted for them.
 
-One JSON line a run in the lessons' `measured/` folder: the recipe, the date, the card's reading
-and the prediction made on that machine. Tests hold today's predictions against them.
+One JSON line a run in the lessons' `measured/` folder: the recipe, the date and the card's reading,
+and a prediction with the versions under which it was made. Tests hold today's against the readings.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Measure a recipe without a card: run its steps on the simulated GPU and replay them in an
-allocator."""
+"""Measure a recipe without a card: its steps on the simulated GPU, replayed in an allocator."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def measurement(
     device: str,
     simulated: bool,
 ) -> Measurement:
-    """What the meter counted in its last step, beside what the caching allocator says, if there is
-    one."""
+    """What the meter counted in its last step, beside the caching allocator's peaks, if any."""
     timeline = thinned(meter.ledger.samples())
     peak = max(timeline, key=lambda sample: sample.total)
     return Measurement(

@@ -38,8 +38,7 @@ LEARNING_RATE = 2e-5  # TRL's
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's model without memory, and its batches on the host. Make it outside any
-    simulation."""
+    """A recipe's model without memory, and its batches on the host; made outside a simulation."""
 
     recipe: Recipe
     model: Any  # on meta
@@ -48,8 +47,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepared:
-    """Build the model's shape and the batches for `device_type`; text only where it will be
-    computed on.
+    """Build the model's shape and the batches; text fills them where it will be computed on.
 
     Raises ValueError for an unknown model, or attention that its device can't compute.
     """

@@ -73,9 +73,8 @@ def simulated_gpu() -> Iterator[torch.device]:
         FakeTensorMode(allow_non_fake_inputs=True),
         Twins(device.type),
     ):
-        torch._C._set_only_lift_cpu_tensors(
-            True
-        )  # torch.tensor(1.0, device=...) would copy real data
+        # else torch.tensor(1.0, device=...) would try to make real data there
+        torch._C._set_only_lift_cpu_tensors(True)
         try:
             yield device
         finally:
@@ -83,8 +82,7 @@ def simulated_gpu() -> Iterator[torch.device]:
 
 
 def _device_module() -> object:
-    """What torch asks of a device's module: `torch.utils.checkpoint`, autocast and FSDP2
-    included."""
+    """What torch asks of a device's module, for checkpointing, autocast and FSDP2 too."""
     base = backend_registration._DummyBackendModule
 
     class SimulatedDevice(base):  # type: ignore[misc, valid-type]

@@ -1,6 +1,4 @@
-"""The ledger of a metered run: which storage was born when, with how many bytes, and what it was
-for."""
-
+"""The ledger of a metered run: each storage by its birth, its bytes, and what it was for."""
 from __future__ import annotations
 
 import itertools
@@ -55,10 +53,9 @@ class Ledger:
         """The phase that the next event belongs to."""
         return self.phases[-1][1]
 
-    def enter(self, phase: str) -> int:
-        """Start a phase; returns the number of its first event."""
+    def enter(self, phase: str) -> None:
+        """The next event belongs to this phase."""
         self.phases.append((len(self.events), phase))
-        return len(self.events)
 
     def born(self, nbytes: int, category: int, op: str) -> int:
         """Record an allocation; returns the birth's number."""
@@ -129,8 +126,7 @@ class Ledger:
 
 
 def thinned(samples: Iterator[Sample], *, points: int = 600) -> tuple[Sample, ...]:
-    """About `points` of the samples, in order: each stretch's highest and last, so every peak
-    survives."""
+    """About `points` of the samples, in order: of each stretch the highest and the last."""
     whole = list(samples)
     stretch = max(1, len(whole) // points)
     kept = {0: whole[0]}

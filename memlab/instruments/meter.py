@@ -75,6 +75,9 @@ class Meter(TorchDispatchMode):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Name what happens inside: "forward", "backward", "optimizer" or "generation"."""
+        if not self._watching:  # a step that is only timed: nothing to name, no work to add
+            yield
+            return
         outer = self.ledger.phase
         start = self._next_birth
         self.ledger.enter(name)
@@ -196,7 +199,7 @@ class Meter(TorchDispatchMode):
             result = resize(storage, nbytes)
             key = storage._cdata
             if key in meter._live or key in meter._emptied:
-                if nbytes == 0:
+                if nbytes == 0 and key in meter._live:
                     dropped = weakref.ref(storage, lambda _: meter._emptied.pop(key, None))
                     meter._emptied[key] = (meter._live[key][0], dropped)
                 meter._see(storage, TEMPORARIES, "storage.resize_")

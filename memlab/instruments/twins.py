@@ -56,7 +56,7 @@ class Twins(TorchDispatchMode):
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             return out
-        if not self._worth_running(name, args, kwargs, tensors):
+        if not self._worth_running(name, args, kwargs):
             return func(*args, **kwargs)
         with _disable_current_modes():
             real = func(*tree_map(self._host, args), **tree_map(self._host, kwargs))
@@ -112,7 +112,7 @@ class Twins(TorchDispatchMode):
                 card._memlab_twin = values.to(dtype, copy=True)  # type: ignore[attr-defined]
         return card
 
-    def _worth_running(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+    def _worth_running(self, name: str, args: Any, kwargs: Any) -> bool:
         """Constants are only worth a twin where they are small integers, or scalars."""
         if name in FILLS_LIKE:
             if name.startswith("new_"):
