@@ -1,4 +1,5 @@
 """The ledger of a metered run: each storage by its birth, its bytes, and what it was for."""
+
 from __future__ import annotations
 
 import itertools
