@@ -25,8 +25,7 @@ IGNORE = -100  # the label of a token without a loss
 def truncate_sft(rows: Rows, max_length: int | None, *, truncation_mode="keep_start") -> list[dict]:
     """Rows of `input_ids`, `labels` and masks; those without a valid label left are dropped.
     As below: new rows; other values travel along; None cuts and drops nothing. ValueError: a length
-    below 1, unknown modes, columns missing, unequal or not 1-D. TypeError: a length that is no int.
-    """
+    below 1, unknown modes, columns missing, unequal or not 1-D. TypeError: the length is no int."""
     cut = _cut(rows, _part(max_length, truncation_mode), ("input_ids", "labels"))
     return cut if max_length is None else [row for row in cut if _has_label(row["labels"])]
 
