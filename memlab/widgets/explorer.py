@@ -15,11 +15,10 @@ from memlab.widgets.figures import Row, bare, bars, line, points, scale, text_wi
 from memlab.widgets.grid import Grid, Setting, Value
 from memlab.widgets.live import Live, described
 from memlab.widgets.show import WIDTH, columns
-from memlab.widgets.style import FAINT, FONT, INK, LOOKS, QUIET, gb
+from memlab.widgets.style import CURRENT, FAINT, FONT, INK, LOOKS, QUIET, gb
 
 Peaks = Mapping[str, int]  # bytes by category at the metered peak
 Reference = Callable[[Setting], int]  # bytes to compare a setting's peak with
-CURRENT = "#D55E00"
 
 
 class Points(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -98,10 +99,10 @@ def _bar(ax: Axes, y: float, row: Row, bytes_a_point: float, names: bool) -> set
         ax.barh(y, n, 0.62, left, color=look.colour, hatch=look.hatch, edgecolor=HATCH, lw=0.6)
         room, number = n / bytes_a_point, gb(n, unit=False)
         if names and room >= text_width(look.name) + 4:
-            _label(ax, left + n / 2, y, f"{look.name}\n{number}", look.ink, look.colour)
+            label(ax, left + n / 2, y, f"{look.name}\n{number}", look.ink, look.colour)
             named.add(category)
         elif room >= text_width(number):
-            _label(ax, left + n / 2, y, number, look.ink, look.colour)
+            label(ax, left + n / 2, y, number, look.ink, look.colour)
         left += n
     extended = row.reserved is not None and row.reserved > row.total
     end = row.reserved if row.reserved is not None and extended else left
@@ -126,7 +127,7 @@ def _beyond(ax: Axes, x: float, y: float, up: float, text: str, **style: Any) ->
     ax.annotate(text, (x, y), (6, up), textcoords="offset points", va="center", **style)
 
 
-def _label(ax: Axes, x: float, y: float, text: str, ink: str, ground: str) -> Text:
+def label(ax: Axes, x: float, y: float, text: str, ink: str, ground: str) -> Text:
     """Text centred on a coloured area, over a patch of that colour: no hatch crosses letters."""
     return ax.text(
         x,
@@ -154,7 +155,7 @@ def _key(ax: Axes, categories: Sequence[str], *, below: float) -> None:
     if not categories:
         return
     looks = [LOOKS[c] for c in categories]
-    _legend(
+    legend(
         ax,
         [Patch(facecolor=k.colour, hatch=k.hatch, edgecolor=HATCH, label=k.name) for k in looks],
         loc="upper left",
@@ -162,11 +163,11 @@ def _key(ax: Axes, categories: Sequence[str], *, below: float) -> None:
     )
 
 
-def _legend(
+def legend(
     ax: Axes,
-    handles: Sequence[Patch],
+    handles: Sequence[Artist],
     *,
-    loc: Literal["upper left", "lower right"],
+    loc: Literal["upper left", "upper right", "lower right"],
     anchor: tuple[float, float],
 ) -> None:
     """A frameless one-line key; several may stand on one `Axes`."""
@@ -312,7 +313,7 @@ def _name_areas(ax: Axes, events: np.ndarray, live: np.ndarray) -> list[str]:
             None if spot else _beside(events * x_point, low, high, tops[:, -1] * y_point, look.name)
         )
         if spot:
-            _label(ax, spot[0] / x_point, spot[1] / y_point, look.name, look.ink, look.colour)
+            label(ax, spot[0] / x_point, spot[1] / y_point, look.name, look.ink, look.colour)
         elif beside:
             x, y, gap = beside
             ax.annotate(
@@ -395,7 +396,7 @@ def _phases(ax: Axes, runs: Sequence[tuple[str, int, int]], bottom: float) -> No
             ax.axvline(start, 0, bottom, color=FAINT, lw=0.6, zorder=0.5)
     unnamed = [p for p in dict.fromkeys(p for p, _, _ in runs) if p not in {*roomy, "setup"}]
     if unnamed:
-        _legend(
+        legend(
             ax,
             [Patch(facecolor=phase_look(p)[0], label=p) for p in unnamed],
             loc="lower right",

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from memlab.errors import MemlabError
 from memlab.instruments.measurement import CATEGORIES, Measurement
 
@@ -48,6 +50,25 @@ class Grid:
     def at(self, setting: Mapping[str, Value]) -> dict[str, int]:
         """Bytes by category at the metered peak of `setting`. Raises KeyError off the grid."""
         return dict(zip(CATEGORIES, self.values[self.key(setting)], strict=True))
+
+    def peak(self, setting: Mapping[str, Value], *, along: str) -> tuple[int, bool]:
+        """Metered peak in bytes of a setting that may lie between the steps of the axis `along`.
+
+        The second value says whether it is on the grid; else the peak is interpolated linearly
+        between its neighbours. Raises ValueError beyond the axis' first or last step.
+        """
+        steps = sorted(value for value in self.axes[along] if isinstance(value, int | float))
+        value = setting[along]
+        if value in steps:
+            return sum(self.at(setting).values()), True
+        if not isinstance(value, int | float) or not steps[0] < value < steps[-1]:
+            raise ValueError(
+                f"{along}={value!r} is beyond the grid; give {steps[0]} to {steps[-1]}"
+            )
+        above = next(i for i, step in enumerate(steps) if step > value)
+        near = steps[above - 1 : above + 1]
+        peaks = [sum(self.at({**setting, along: step}).values()) for step in near]
+        return round(float(np.interp(value, near, peaks))), False
 
     def __repr__(self) -> str:
         return f"Grid({', '.join(f'{len(v)} x {k}' for k, v in self.axes.items())})"

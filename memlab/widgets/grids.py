@@ -40,6 +40,7 @@ class GridSpec:
 
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
+LONG = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
 GRIDS = {
     "01_first_knobs": GridSpec(
@@ -50,6 +51,17 @@ GRIDS = {
             "dtype": ("bfloat16", "float32"),
             "optim": ("adamw_torch_fused", "sgd"),
         },
+    ),
+    "02_lengths": GridSpec(
+        Recipe.off(),
+        {
+            "per_device_train_batch_size": (1, 4),
+            "attn_implementation": ("memlab_attention", "eager"),
+            "max_length": LONG,
+        },
+    ),
+    "02_defaults": GridSpec(
+        Recipe.defaults(), {"per_device_train_batch_size": (1, 4), "max_length": LONG}
     ),
     "06_chunks": GridSpec(
         Recipe.defaults(),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.widgets.figures import bars, new_figure, timeline
@@ -166,10 +167,10 @@ def show_timeline(shown: Measurement | Mapping[str, Measurement], *, title: str 
     )
 
 
-def heading(figure: Figure, text: str, *, x: float = 0.012) -> None:
+def heading(figure: Figure, text: str, *, x: float = 0.012) -> Text:
     """One bold line at the top left."""
     top = 1 - 0.1 / figure.get_size_inches()[1]
-    figure.text(x, top, text, va="top", fontsize=FONT + 1, fontweight="bold", color=INK)
+    return figure.text(x, top, text, va="top", fontsize=FONT + 1, fontweight="bold", color=INK)
 
 
 def table(rows: Mapping[str, Measurement]) -> str:

@@ -31,6 +31,20 @@ LOOKS = {
     "temporaries": Look("temporaries", "#BBBBBB", "---", INK),
 }
 
+KEPT = Look("kept", "#0072B2", "", "white")
+LOST = Look("lost", "#D55E00", "////", "white")
+PADDING = Look("padding", "#e2e2e2", "////", QUIET)
+CURRENT = "#D55E00"  # where the slider stands
+GOAL = "#007a5a"  # a chosen limit or share, and what meets it
+DOCUMENTS = (  # (colour, ink on it): documents side by side take them in turn
+    ("#0072B2", "white"),
+    ("#E69F00", INK),
+    ("#009E73", "white"),
+    ("#56B4E9", INK),
+    ("#CC79A7", INK),
+    ("#F0E442", INK),
+)
+
 PHASES = {  # phase -> (colour of its band, colour of its name)
     "setup": ("#f4f4f4", INK),
     "generation": ("#efe3ea", INK),

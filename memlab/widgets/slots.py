@@ -1,0 +1,79 @@
+"""Drawing token slots: documents in colour, padding grey and hatched, many in one collection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from memlab.widgets.figures import points, text_width
+from memlab.widgets.style import DOCUMENTS, FONT, HATCH, PADDING
+
+NAMES_AT_MOST = 80  # documents in one picture; more would be read by no one, and take too long
+
+
+def boxes(left: np.ndarray, right: np.ndarray, top: np.ndarray, height: float) -> np.ndarray:
+    """Corners (n, 4, 2) of n rectangles, left to right, from `top` (n,) on by `height`."""
+    x = np.stack([left, right, right, left], axis=1)
+    y = np.stack([top, top, top + height, top + height], axis=1)
+    return np.stack([x, y], axis=2).astype(float)
+
+
+def draw_documents(
+    ax: Axes,
+    documents: np.ndarray,
+    corners: np.ndarray,
+    *,
+    continued: np.ndarray | None = None,
+) -> None:
+    """Pieces of documents (n,) as rectangles (n, 4, 2) in their documents' colours.
+
+    `continued` (n,) marks pieces whose beginning is elsewhere: they are hatched. Where there are
+    few and there is room, each carries its document's number, counted from 1.
+    """
+    palette = np.array([colour for colour, _ in DOCUMENTS])
+    look = {"facecolor": palette[documents % len(palette)], "edgecolor": "white", "lw": 0.5}
+    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
+    if continued is not None:
+        hatch(ax, corners[continued], "////", HATCH)
+    if len(documents) <= NAMES_AT_MOST:
+        _number(ax, documents, corners)
+
+
+def _number(ax: Axes, documents: np.ndarray, corners: np.ndarray) -> None:
+    (wide, high), (left, right), (bottom, top) = points(ax), ax.get_xlim(), ax.get_ylim()
+    for document, box in zip(documents, corners, strict=True):
+        room = np.ptp(box, axis=0) * [wide / abs(right - left), high / abs(top - bottom)]
+        name, size = str(document + 1), min(FONT - 1, 0.8 * room[1])
+        if size >= 5 and room[0] > text_width(name, size):
+            ink = DOCUMENTS[document % len(DOCUMENTS)][1]
+            style: dict[str, Any] = {"fontsize": size, "color": ink, "ha": "center"}
+            ax.text(*box.mean(axis=0), name, va="center_baseline", **style)
+
+
+def draw_padding(ax: Axes, corners: np.ndarray) -> None:
+    """Slots without a token: rectangles (n, 4, 2), grey and hatched; empty ones are left out."""
+    corners = corners[np.ptp(corners[:, :, 0], axis=1) > 0]
+    look = {"facecolor": PADDING.colour, "edgecolor": "white", "lw": 0.5}
+    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
+    hatch(ax, corners, PADDING.hatch, "#b0b0b0")
+
+
+def draw_room(ax: Axes, corners: np.ndarray) -> None:
+    """Room that holds no slot: rectangles (n, 4, 2), a dashed outline."""
+    corners = corners[np.ptp(corners[:, :, 0], axis=1) > 0]
+    look = {"facecolor": "none", "edgecolor": "#a0a0a0", "lw": 0.7, "linestyle": (0, (3, 2))}
+    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
+
+
+def hatch(ax: Axes, corners: np.ndarray, pattern: str, colour: Any) -> None:
+    """Hatches rectangles (n, 4, 2) as one path, which is much faster than one by one."""
+    if len(corners):
+        closed = np.concatenate([corners, corners[:, :1]], axis=1).reshape(-1, 2)
+        steps = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY]
+        path = Path(closed, np.tile(steps, len(corners)))
+        ax.add_patch(PathPatch(path, fc="none", ec=colour, hatch=pattern, lw=0))
