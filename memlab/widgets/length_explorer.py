@@ -49,7 +49,7 @@ BINS = 64
 CURVES = {  # what a share tells -> colour and dashes of its curve
     "of the rows cut": (INK, (0, (1, 1.2))),
     "of the tokens lost": (LOST.colour, "-"),
-    "of the slots padding": (QUIET, (0, (5, 2))),
+    (PADDED := "of the slots padding"): (QUIET, (0, (5, 2))),
 }
 
 
@@ -191,19 +191,24 @@ class ExploreLengths(Live):
         return self.grid.peak({**self.setting, "max_length": longest}, along="max_length")
 
     def ground(self) -> Hashable:
-        others = tuple(control.value for control in self.others.values())
-        return self.data.value, self.batch.value, others, self.exactly
+        return self.data.value
 
     def draw_ground(self) -> None:
-        self._tokens, self._shares, *rest = self._panels()
-        self._memory = rest[0] if rest else None
+        self._tokens, self._shares, *memory = self._panels()
         self._draw_tokens()
         self._draw_shares()
-        if self._memory and self.grid:
-            self._draw_memory(self._memory, self.grid)
+        for ax in memory:
+            dot = {"marker": "o", "ls": "", "ms": 5, "mec": INK}
+            looks = [Line2D([], [], mfc=INK, label="simulated", **dot)]
+            looks += [Line2D([], [], mfc="white", label="interpolated", **dot)]
+            legend(ax, looks, loc="lower right", anchor=(1.0, 0.02))
+            _name_axis(ax, "peak memory")
 
     def _panels(self) -> list[Axes]:
-        """Axes above each other on one scale of lengths, which stands at the lowest."""
+        """Axes above each other on one scale of lengths, which stands at the lowest.
+
+        That of the peak, which is there with a grid, is the last and holds no curve.
+        """
         tall = self.figure.get_size_inches()[1]
         panels, top, height = [], tall - 0.56, 1.05
         for _ in range(3 if self.grid else 2):
@@ -224,6 +229,7 @@ class ExploreLengths(Live):
     def _draw_tokens(self) -> None:
         """The histogram: tokens, by the length of the row that they are in."""
         rows, ax = self.lengths, self._tokens
+        self._at = np.unique(np.linspace(1, self.end, 80).astype(int))  # where curves have points
         self._edges = np.linspace(0, self.end, BINS + 1)
         self._bins = np.minimum(np.searchsorted(self._edges, rows.ascending) - 1, BINS - 1)
         self._heights = self._in_bins(rows.ascending)
@@ -232,7 +238,7 @@ class ExploreLengths(Live):
         looks = [Patch(fc=KEPT.colour, label="kept")]
         looks += [Patch(fc=LOST.colour, hatch=LOST.hatch, ec=HATCH, label="lost")]
         legend(ax, looks, loc="upper right", anchor=(1.0, 1.02))
-        _name_axis(ax, "tokens, by\nlength of row")
+        _name_axis(ax, "tokens, by\nlength of row", x=-0.045)
 
     def _in_bins(self, tokens: np.ndarray) -> np.ndarray:
         """Shares of all tokens (BINS,) of what each row, in ascending order, counts."""
@@ -245,51 +251,57 @@ class ExploreLengths(Live):
         return self._tokens.fill_between(edges, low, high, **style)
 
     def _draw_shares(self) -> None:
-        rows, ax = self.lengths, self._shares
-        at = np.unique(np.linspace(1, self.end, 80).astype(int))
-        cut, padding = (
-            rows.cut(at) / len(rows.in_order),
-            1 - rows.tokens(at) / self.padded.tokens(at),
-        )
-        for shares, (colour, dashes) in zip(
-            (cut, 1 - rows.kept(at), padding), CURVES.values(), strict=True
+        rows, ax, at = self.lengths, self._shares, self._at
+        for name, shares in zip(
+            CURVES, (rows.cut(at) / len(rows.in_order), 1 - rows.kept(at)), strict=False
         ):
-            ax.plot(at, shares, color=colour, ls=dashes, lw=1.6)
+            self._draw_curve(name, shares)
         ax.set_ylim(0, 1.05)
         ax.set_yticks([0, 0.5, 1], ["0", "50", "100 %"])
         ax.tick_params(axis="y", length=0, labelsize=FONT - 1, labelcolor=QUIET)
         ax.grid(axis="y", color=FAINT, lw=0.5)
         _name_axis(ax, "share")
 
-    def _draw_memory(self, ax: Axes, grid: Grid) -> None:
-        """The peak of the batch with the longest row: simulated points, and lines between."""
-        known = sorted(int(step) for step in grid.axes["max_length"])
-        at = sorted({*(step for step in known if step < self.end), min(self.end, known[-1])})
-        peaks = [self._peak(step) for step in at]
-        self._top = max([n for n, _ in peaks if n] + ([self.exactly[1]] if self.exactly else []))
-        ax.set_ylim(0, 1.3 * self._top)
-        ax.plot(at, [n for n, _ in peaks], color=INK, lw=1.4)
-        dots = [(x, n) for x, (n, simulated) in zip(at, peaks, strict=True) if simulated]
-        ax.plot(*zip(*dots, strict=True), "o", color=INK, ms=3.5)
-        scale(ax, 1.1 * self._top)
-        dot = {"marker": "o", "ls": "", "ms": 5, "mec": INK}
-        looks = [Line2D([], [], mfc=INK, label="simulated", **dot)]
-        looks += [Line2D([], [], mfc="white", label="interpolated", **dot)]
-        legend(ax, looks, loc="lower right", anchor=(1.0, 0.02))
-        _name_axis(ax, "peak memory")
+    def _draw_curve(self, name: str, shares: np.ndarray) -> list[Artist]:
+        colour, dashes = CURVES[name]
+        return [*self._shares.plot(self._at, shares, color=colour, ls=dashes, lw=1.6)]
 
     def draw_over(self) -> Sequence[Artist]:
-        at = self.max_length.value
-        cut, axes = self.cut(at), [ax for ax in (self._tokens, self._shares, self._memory) if ax]
-        drawn: list[Artist] = [self._draw_lost(at)]
-        for ax in axes:
-            drawn.append(ax.axvline(self.shortest, color=GOAL, lw=1.3, ls=(0, (4, 2))))
-            drawn.append(ax.axvline(at, color=INK, lw=1.3))
+        at, rows = self.max_length.value, self.lengths
+        cut = self.cut(at)
+        padding = 1 - rows.tokens(self._at) / self.padded.tokens(self._at)
+        drawn = [self._draw_lost(at), *self._draw_curve(PADDED, padding)]
+        for ax in (self._tokens, self._shares):
+            drawn += self._lines(ax, at)
         drawn += self._name_lines(at)
         drawn += self._mark_shares(at, cut)
-        if self._memory:
-            drawn += self._mark_peaks(self._memory, at, cut)
+        if self.grid:
+            drawn.append(self._draw_memory(self.grid, at, cut))
         return [*drawn, heading(self.figure, self._finding())]
+
+    def _lines(self, ax: Axes, at: int) -> list[Artist]:
+        """Where the share that is wanted is kept, and where the slider stands."""
+        wanted = ax.axvline(self.shortest, color=GOAL, lw=1.3, ls=(0, (4, 2)))
+        return [wanted, ax.axvline(at, color=INK, lw=1.3)]
+
+    def _draw_memory(self, grid: Grid, at: int, cut: Cut) -> Axes:
+        """The peak of the batch with the longest row: simulated points, and lines between."""
+        under = self.figure.axes[2]
+        ax = self.figure.add_axes(under.get_position(), facecolor="none")
+        bare(ax)
+        ax.set_xlim(under.get_xlim())
+        known = sorted(int(step) for step in grid.axes["max_length"])
+        steps = sorted({*(step for step in known if step < self.end), min(self.end, known[-1])})
+        peaks = [self._peak(step) for step in steps]
+        top = max([n for n, _ in peaks if n] + ([self.exactly[1]] if self.exactly else []))
+        ax.set_ylim(0, 1.3 * top)
+        ax.plot(steps, [n for n, _ in peaks], color=INK, lw=1.4)
+        dots = [(x, n) for x, (n, simulated) in zip(steps, peaks, strict=True) if simulated]
+        ax.plot(*zip(*dots, strict=True), "o", color=INK, ms=3.5)
+        scale(ax, 1.1 * top)
+        self._lines(ax, at)
+        self._mark_peaks(ax, at, cut, top)
+        return ax
 
     def _draw_lost(self, at: int) -> Artist:
         lost = self._in_bins(np.maximum(self.lengths.ascending - at, 0))
@@ -320,19 +332,16 @@ class ExploreLengths(Live):
             drawn.append(self._beside(self._shares, at, y, f"{percent(share)} {name}", colour))
         return drawn
 
-    def _mark_peaks(self, ax: Axes, at: int, cut: Cut) -> list[Artist]:
-        drawn: list[Artist] = []
+    def _mark_peaks(self, ax: Axes, at: int, cut: Cut, top: int) -> None:
         if cut.peak is not None:
             look = {"mfc": CURRENT if cut.simulated else "white", "mec": CURRENT, "mew": 1.6}
-            drawn += ax.plot([at], [cut.peak], "o", ms=7, zorder=5, **look)
+            ax.plot([at], [cut.peak], "o", ms=7, zorder=5, **look)
             said = gb(cut.peak) if cut.simulated else f"≈ {gb(cut.peak)}"
-            y = cut.peak + 0.17 * self._top
-            drawn.append(self._beside(ax, at, y, said, INK, weight="bold", left=True))
+            self._beside(ax, at, cut.peak + 0.17 * top, said, INK, weight="bold", left=True)
         if self.exactly:
             x, peak = self.exactly
-            drawn += ax.plot([x], [peak], "D", ms=7, mfc=CURRENT, mec="white", zorder=6)
-            drawn.append(self._beside(ax, x, peak - 0.2 * self._top, f"exactly {gb(peak)}", INK))
-        return drawn
+            ax.plot([x], [peak], "D", ms=7, mfc=CURRENT, mec="white", zorder=6)
+            self._beside(ax, x, peak - 0.2 * top, f"exactly {gb(peak)}", INK)
 
     def _beside(
         self,
@@ -402,10 +411,10 @@ class ExploreLengths(Live):
         return columns(lines if self.grid else [line[:-1] for line in lines])
 
 
-def _name_axis(ax: Axes, name: str) -> None:
+def _name_axis(ax: Axes, name: str, *, x: float = -0.066) -> None:
     """What stands on the vertical axis, left of its numbers."""
     ax.set_ylabel(name, fontsize=FONT - 1, color=INK, va="center")
-    ax.yaxis.set_label_coords(-0.066, 0.45)
+    ax.yaxis.set_label_coords(x, 0.45)
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

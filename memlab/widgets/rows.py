@@ -80,5 +80,6 @@ def percent(share: float) -> str:
     0.98 -> "98 %", 0.995 -> "99.5 %", 0.034 -> "3.4 %".
     """
     number = round(100 * share, 9)  # 1 - 0.98 is not quite 0.02
-    text = f"{number:.0f}" if 10 <= number < 99 or number == round(number) else f"{number:.1f}"
+    whole = 10 <= number <= 99 or number >= 100 or number == round(number)
+    text = f"{number:.0f}" if whole else f"{number:.1f}"
     return f"{'under 0.1' if text == '0.0' else text} %"
