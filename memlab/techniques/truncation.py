@@ -33,7 +33,7 @@ def truncate_sft(rows: Rows, max_length: int | None, *, truncation_mode="keep_st
 def truncate_padded(rows: Rows, max_length: int | None, *, truncation_mode="keep_start"):
     """truncate_sft done wrong: padded on the right to the longest row, then cut, into lists.
     keep_end leaves short rows nothing but padding; rows without a label stay, and give a NaN."""
-    longest = max((len(row["labels"]) for row in rows), default=0)
+    longest = max((len(row.get("labels", ())) for row in rows), default=0)
     pads = {"labels": [IGNORE]}
     padded = [{n: [*c] + pads.get(n, [0]) * (longest - len(c)) for n, c in r.items()} for r in rows]
     return _cut(padded, _part(max_length, truncation_mode), ("input_ids", "labels"))
