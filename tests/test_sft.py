@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memlab.data.batches import batches, collate
+from memlab.experiments import Recipe
+from memlab.experiments.batching import micro_batches
 from memlab.experiments.training import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
 from memlab.models.head import HeadParts, head_parts
+from memlab.techniques.pad_to_multiple import collate
 from memlab.trainers import sft
 
 MODELS = ("memlab/tiny", "memlab/tiny-llama", "memlab/tiny-gemma2")
@@ -27,14 +29,13 @@ def tiny(name: str = "memlab/tiny", *, checkpointing: bool = False) -> nn.Module
 
 def rows(count: int = 4, max_length: int = 48) -> list[dict[str, Tensor]]:
     """Micro-batches of one row each, of unequal lengths, with masked prompts."""
+    recipe = Recipe.of(dataset="chat", per_device_train_batch_size=1, max_length=max_length, seed=1)
     vocabulary = load_config("memlab/tiny").vocab_size
-    return batches(
-        "chat", batch_size=1, max_length=max_length, count=count, vocab_size=vocabulary, seed=1
-    )
+    return micro_batches(recipe, count=count, vocab_size=vocabulary)
 
 
-def whole(micro_batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return collate([(b["input_ids"][0], b["labels"][0]) for b in micro_batches])
+def whole(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return collate([{"input_ids": b["input_ids"][0], "labels": b["labels"][0]} for b in rows])
 
 
 def one_step(
@@ -102,8 +103,8 @@ def test_loss_is_that_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("loss_type", ["nll", "chunked_nll"])
 def test_loss_is_that_of_logits_scaled_biased_capped_and_shifted(loss_type: str) -> None:
     class Backbone(nn.Embedding):
-        def forward(self, ids: Tensor, **_: object) -> SimpleNamespace:
-            return SimpleNamespace(last_hidden_state=super().forward(ids))
+        def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+            return SimpleNamespace(last_hidden_state=super().forward(input_ids))
 
     torch.manual_seed(0)
     body, head = Backbone(11, 8), nn.Linear(8, 11)
@@ -135,7 +136,6 @@ def test_loss_is_that_of_trl(tmp_path, loss_type: str) -> None:
     from trl import SFTTrainer
 
     from memlab.data.tokenizer import train_tokenizer
-    from memlab.experiments import Recipe
 
     model, batch = tiny(), whole(rows())
     recipe = Recipe.defaults(

@@ -5,23 +5,33 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import typing
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "trainer": ("sft",),
-    "dataset": ("full", "docstrings", "prompt_completion", "chat"),
+    "dataset": ("full", "docstrings", "prompt_completion", "chat", "chat_like"),
+    "truncation_mode": ("keep_start", "keep_end"),
+    "packing_strategy": ("bfd", "bfd_split", "wrapped"),
     "loss_type": ("nll", "chunked_nll", "dft"),
     "dtype": ("bfloat16", "float32"),
     "optim": ("adamw_torch_fused", "adamw_torch", "sgd"),
-    "attn_implementation": (None, "memlab_attention", "eager", "sdpa", "flash_attention_2"),
+    "attn_implementation": (
+        *(None, "memlab_attention", "memlab_varlen", "eager", "sdpa", "flash_attention_2"),
+        "kernels-community/flash-attn2",
+    ),
 }
 AT_LEAST = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1,
     "max_length": 2,  # one token that predicts, one that is predicted
     "max_steps": 1,
+    "pad_to_multiple_of": 1,
 }
+KEEPS_DOCUMENTS_APART = (
+    *(None, "memlab_varlen", "flash_attention_2", "kernels-community/flash-attn2"),
+)
 OFF: dict[str, Any] = {
     "loss_type": "nll",
     "gradient_checkpointing": False,
@@ -43,7 +53,12 @@ class Recipe:
     dataset: str = "full"
     per_device_train_batch_size: int = 4
     gradient_accumulation_steps: int = 1
-    max_length: int = 1024
+    max_length: int | None = 1024
+    truncation_mode: str = "keep_start"
+    packing: bool = False
+    packing_strategy: str = "bfd"
+    padding_free: bool = False
+    pad_to_multiple_of: int | None = None
     max_steps: int = 2
     loss_type: str = "chunked_nll"
     gradient_checkpointing: bool = True
@@ -54,6 +69,13 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.packing_strategy == "bfd-requeue":
+            warnings.warn(
+                "packing_strategy='bfd-requeue' is the old name of 'bfd_split'; give that",
+                FutureWarning,
+                stacklevel=3,  # the caller of Recipe
+            )
+            object.__setattr__(self, "packing_strategy", "bfd_split")
         for name, kind in switch_types().items():
             value = getattr(self, name)
             if type(value) not in kind:  # exact: True is not a batch size
@@ -62,9 +84,48 @@ class Recipe:
             if name in CHOICES and value not in CHOICES[name]:
                 known = ", ".join(map(repr, CHOICES[name]))
                 raise ValueError(f"{name}={value!r}: unknown; give one of {known}")
-            if name in AT_LEAST and value < AT_LEAST[name]:
+            if name in AT_LEAST and value is not None and value < AT_LEAST[name]:
                 least = AT_LEAST[name]
                 raise ValueError(f"{name}={value}: below {least}; give {least} or more")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        """Refuse switches that are fine alone and can't work together."""
+        if self.max_length is None:
+            if self.packing:
+                raise ValueError("packing=True with max_length=None: give the length of a bin")
+            if self.dataset == "full":
+                raise ValueError(
+                    "max_length=None with dataset='full', whose rows are max_length tokens: give a "
+                    "number, or a data set such as 'docstrings'"
+                )
+        if self.packing and self.truncation_mode != "keep_start":
+            raise ValueError(
+                f"truncation_mode={self.truncation_mode!r} with packing=True: packing cuts at the "
+                "start of a row's tokens; give 'keep_start'"
+            )
+        if self.padding_free and self.packing and self.packing_strategy == "wrapped":
+            raise ValueError(
+                "padding_free=True with packing_strategy='wrapped', which cuts documents anywhere "
+                "and lets them mix: give 'bfd' or 'bfd_split', or padding_free=False"
+            )
+        attention = self.attn_implementation
+        if self.flattened and attention not in KEEPS_DOCUMENTS_APART:
+            switch = "padding_free=True" if self.padding_free else "packing=True"
+            raise ValueError(
+                f"attn_implementation={attention!r} with {switch}: documents of a row "
+                "would see each other; give 'memlab_varlen' or 'flash_attention_2'"
+            )
+        if attention == "memlab_varlen" and not self.flattened:
+            raise ValueError(
+                "attn_implementation='memlab_varlen' without padding_free=True or packing=True: it "
+                "has no documents to keep apart; give None"
+            )
+
+    @property
+    def flattened(self) -> bool:
+        """Whether a batch is one row of documents: padding-free, or packed by best fit."""
+        return self.padding_free or (self.packing and self.packing_strategy != "wrapped")
 
     @classmethod
     def off(cls, **switches: Any) -> Recipe:

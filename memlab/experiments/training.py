@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from memlab.data.batches import batches
+from memlab.data.lengths import lengths
+from memlab.experiments.batching import micro_batches
 from memlab.experiments.recipe import Recipe
 from memlab.instruments.meter import Meter
 from memlab.models.attention import resolve_attention
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
 from memlab.models.head import head_parts
-from memlab.techniques import chunked_loss
+from memlab.techniques import chunked_loss, padding_free, varlen_attention
 from memlab.trainers import sft
 
 HEAD_LOSSES = {
@@ -42,7 +43,7 @@ class Prepared:
 
     recipe: Recipe
     model: Any  # on meta
-    steps: list[list[dict[str, Tensor]]]
+    steps: list[list[dict[str, Any]]]
     vocab_size: int
 
 
@@ -53,37 +54,61 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
     """
     config = load_config(recipe.model)
     _check_sizes(recipe, config)
-    attention = resolve_attention(config, recipe.attn_implementation, device_type)
-    model = build_meta(config, dtype=getattr(torch, recipe.dtype), attn_implementation=attention)
+    model = build_meta(
+        config,
+        dtype=getattr(torch, recipe.dtype),
+        attn_implementation=_attention(recipe, config, device_type),
+    )
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
     accumulate, count = recipe.gradient_accumulation_steps, recipe.max_steps + extra_steps
-    micro_batches = batches(
-        recipe.dataset,
-        batch_size=recipe.per_device_train_batch_size,
-        max_length=recipe.max_length,
+    batches = micro_batches(
+        recipe,
         count=count * accumulate,
         vocab_size=config.vocab_size,
         fill="zeros" if device_type == "gpu" else "text",
-        seed=recipe.seed,
     )
-    steps = [micro_batches[i : i + accumulate] for i in range(0, count * accumulate, accumulate)]
+    steps = [batches[i : i + accumulate] for i in range(0, count * accumulate, accumulate)]
     return Prepared(recipe, model, steps, config.vocab_size)
 
 
-def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and recipe.max_length > positions:
+def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> str:
+    """The attention to build the model with: one that keeps documents apart where it must.
+
+    Raises ValueError where there is none.
+    """
+    requested = recipe.attn_implementation
+    if not recipe.flattened or requested not in (None, varlen_attention.NAME):
+        return resolve_attention(config, requested, device_type)
+    switch = "padding_free=True" if recipe.padding_free else "packing=True"
+    if softcap := getattr(config, "attn_logit_softcapping", None):
         raise ValueError(
-            f"max_length={recipe.max_length}: {recipe.model} has {positions} positions; "
-            f"give at most {positions}"
+            f"{switch} with {recipe.model}, which caps attention scores at {softcap}: only "
+            "attn_implementation='flash_attention_2' does both; give that, or padded batches"
         )
-    tokens = recipe.per_device_train_batch_size * recipe.max_length
+    if recipe.dtype == "float32" and device_type != "cpu":
+        raise ValueError(
+            f"{switch} with dtype='float32': flash attention takes half precision only; give "
+            "dtype='bfloat16'"
+        )
+    varlen_attention.register()
+    return varlen_attention.NAME
+
+
+def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
+    longest = recipe.max_length or max(lengths(recipe.dataset))
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and longest > positions:
+        raise ValueError(
+            f"max_length={recipe.max_length}: rows of {longest} tokens, and {recipe.model} has "
+            f"{positions} positions; give at most {positions}"
+        )
+    tokens = recipe.per_device_train_batch_size * longest
     if tokens > MOST_TOKENS:
         raise ValueError(
             f"per_device_train_batch_size={recipe.per_device_train_batch_size} times max_length="
-            f"{recipe.max_length}: {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
+            f"{recipe.max_length}: up to {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
         )
     micro_batches = recipe.gradient_accumulation_steps * recipe.max_steps
     if micro_batches > MOST_MICRO_BATCHES or micro_batches * tokens > 4 * MOST_TOKENS:
@@ -119,5 +144,6 @@ def train(
         head_loss=partial(
             HEAD_LOSSES[recipe.loss_type], **({} if chunk is None else {"chunk": chunk})
         ),
+        inputs=padding_free.model_inputs if recipe.flattened else sft.padded_inputs,
         phase=meter.phase,
     )

@@ -16,7 +16,9 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     """The keyword arguments of `trl.SFTConfig` for this recipe, as the installed TRL spells them.
 
     Until 1.14 TRL tells "nll" (all logits) from "chunked_nll"; since 1.15 "nll" is chunked and
-    "chunked_nll" its alias, so there is no way back to all logits. Raises MemlabError without TRL.
+    "chunked_nll" its alias, so there is no way back to all logits. Where documents must be kept
+    apart it asks for flash attention, which TRL wants there; padding-free without packing gets no
+    max_length, because TRL leaves the cutting to the user then. Raises MemlabError without TRL.
     """
     try:
         major, minor = (int(part) for part in version("trl").split(".")[:2])
@@ -25,12 +27,22 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     always_chunked = (major, minor) >= (1, 15)
     loss_type = "nll" if always_chunked and recipe.loss_type == "chunked_nll" else recipe.loss_type
     init: dict[str, Any] = {"dtype": recipe.dtype}
-    if recipe.attn_implementation not in (None, "memlab_attention"):
-        init["attn_implementation"] = recipe.attn_implementation
+    attention = recipe.attn_implementation
+    if attention in (None, "memlab_attention", "memlab_varlen"):  # not known there
+        attention = "flash_attention_2" if recipe.flattened else None
+    if attention is not None:
+        init["attn_implementation"] = attention
+    # TRL refuses to cut padding-free rows that it does not pack
+    cut_beforehand = recipe.padding_free and not recipe.packing
     return {
         "per_device_train_batch_size": recipe.per_device_train_batch_size,
         "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-        "max_length": recipe.max_length,
+        "max_length": None if cut_beforehand else recipe.max_length,
+        "truncation_mode": recipe.truncation_mode,
+        "packing": recipe.packing,
+        "packing_strategy": recipe.packing_strategy,
+        "padding_free": recipe.padding_free,
+        "pad_to_multiple_of": recipe.pad_to_multiple_of,
         "max_steps": recipe.max_steps,
         "loss_type": loss_type,
         checkpointing_switch(): recipe.gradient_checkpointing,

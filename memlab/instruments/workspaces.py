@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen  # registers the operators of attention over several documents
 from torch import Tensor
 
 CUBLAS_WORKSPACE = 32 << 20  # on Hopper; each thread's cuBLAS handle keeps one
@@ -26,6 +27,7 @@ MATRIX_PRODUCTS = {
     torch.ops.aten.addmm.dtype_out,
 }
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward.default
 EMBEDDING_BACKWARD = torch.ops.aten.embedding_dense_backward.default
 SUM_OVER_DIMS = torch.ops.aten.sum.dim_IntList
 
@@ -34,6 +36,8 @@ def workspaces(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Bytes of each workspace inside one call of `func`, in the order of their allocation."""
     if func is FLASH_BACKWARD:
         return _flash_backward(query=args[1], key=args[2])
+    if func is VARLEN_BACKWARD:
+        return _varlen_backward(query=args[1], key=args[2], cu_seqlens=args[6])
     if func is EMBEDDING_BACKWARD:
         return _embedding_backward(args[0], args[1], args[2])
     if func is SUM_OVER_DIMS:
@@ -44,11 +48,23 @@ def workspaces(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 def _flash_backward(query: Tensor, key: Tensor) -> tuple[int, ...]:  # (B, H, T, D), (B, Hkv, S, D)
     """Row sums, an fp32 query gradient; for grouped heads, dk and dv of every head."""
     batch, heads, rows, size = query.shape
-    rows, size = _round_up(rows, 128), _round_up(size, 32)
-    inside = [4 * batch * heads * rows, 4 * batch * heads * rows * size]
-    if key.shape[1] != heads:
-        inside += 2 * [query.element_size() * batch * heads * key.shape[2] * query.shape[3]]
-    return tuple(inside)
+    grouped = key.shape[1] != heads
+    expanded = query.element_size() * batch * heads * key.shape[2] * size
+    rows = batch * _round_up(rows, 128)
+    return _flash_sums(heads, rows, size) + (2 if grouped else 0) * (expanded,)
+
+
+def _varlen_backward(query: Tensor, key: Tensor, cu_seqlens: Tensor) -> tuple[int, ...]:
+    """The same for documents in one row, (N, H, D) and (N, Hkv, D), each kept 128 rows apart."""
+    rows, heads, size = query.shape
+    grouped = key.shape[1] != heads
+    expanded = query.element_size() * heads * key.shape[0] * size
+    rows += 128 * (cu_seqlens.numel() - 1)
+    return _flash_sums(heads, rows, size) + (2 if grouped else 0) * (expanded,)
+
+
+def _flash_sums(heads: int, rows: int, size: int) -> tuple[int, int]:
+    return 4 * heads * rows, 4 * heads * rows * _round_up(size, 32 if size <= 128 else 64)
 
 
 def _embedding_backward(gradient: Tensor, ids: Tensor, words: int) -> tuple[int, ...]:

@@ -53,6 +53,11 @@ def resolve_attention(config: Any, requested: str | None, device_type: str) -> s
                 f"'{device_type}': take {_best(softcap)}"
             )
         return requested
+    if requested == "kernels-community/flash-attn2":
+        raise ValueError(
+            f"attn_implementation={requested!r} is for to_trl(): transformers gets that kernel "
+            f"from the hub; memlab runs {_best(softcap)}"
+        )
     if requested not in (NAME, "sdpa"):
         raise ValueError(
             f"attn_implementation={requested!r} is unknown: take {NAME!r}, 'eager', 'sdpa' or "

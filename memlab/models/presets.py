@@ -172,6 +172,7 @@ PRESETS: Mapping[str, Shape] = {
     "mistralai/Mistral-7B-v0.1": _mistral(32000, 10000.0, 4096),
     "memlab/tiny": _qwen3(0, 0, 0, 0, tied=True) | _TINY,
     "memlab/tiny-llama": _llama(0, 0, 0, 0, 0, rope_parameters=_rope(10000.0)) | _TINY,
+    "memlab/tiny-mistral": _mistral(0, 10000.0, 16) | _TINY,
     "memlab/tiny-gemma2": _gemma2() | _TINY | {"pad_token_id": 0, "query_pre_attn_scalar": 32},
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,13 @@ from torch import Tensor
 
 from memlab.models.head import HeadParts
 
+Batch = dict[str, Any]
 Phase = Callable[[str], contextlib.AbstractContextManager[object]]
+
+
+def padded_inputs(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """What the model takes of rows padded on the right: causal attention needs no mask for them."""
+    return {"input_ids": batch["input_ids"].to(device)}
 
 
 def shifted(labels: Tensor) -> Tensor:  # (B, T) -> (B*T,)
@@ -28,18 +35,19 @@ def shifted(labels: Tensor) -> Tensor:  # (B, T) -> (B*T,)
 def train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Iterable[Sequence[dict[str, Tensor]]],
+    steps: Iterable[Sequence[Batch]],
     *,
     head: HeadParts,
     head_loss: Callable[..., Tensor],
+    inputs: Callable[[Batch, torch.device], dict[str, Any]] = padded_inputs,
     phase: Phase = contextlib.nullcontext,
 ) -> Iterator[Tensor]:
     """Run every step and yield its loss, a detached scalar on the model's device.
 
-    A step is a sequence of micro-batches, each with `input_ids` and `labels` (B, T), padded on the
-    right, on any device. `head_loss(h, w, y, ...)` is one of `techniques.chunked_loss`; it gets
-    the hidden states (N, D), the head's weight (V, D) and the targets (N,). `phase` names the
-    parts of a step to whoever measures them.
+    A step is a sequence of micro-batches, each with `input_ids` and `labels` (B, T) on any device;
+    `inputs(batch, device)` makes the model's arguments of one. `head_loss(h, w, y, ...)` is
+    one of `techniques.chunked_loss`; it gets the hidden states (N, D), the head's weight (V, D) and
+    the targets (N,). `phase` names the parts of a step to whoever measures them.
 
     Raises ValueError when a step holds no valid label at all.
     """
@@ -52,10 +60,9 @@ def train(
             )
         step_loss = torch.zeros((), device=device)
         for batch in micro_batches:
-            # rows are padded on the right: causal attention needs no mask to keep padding out
-            input_ids, targets = batch["input_ids"].to(device), shifted(batch["labels"].to(device))
+            arguments, targets = inputs(batch, device), shifted(batch["labels"].to(device))
             with phase("forward"):
-                hidden = head.backbone(input_ids, use_cache=False).last_hidden_state  # (B, T, D)
+                hidden = head.backbone(**arguments, use_cache=False).last_hidden_state  # (B, T, D)
                 loss = head_loss(
                     hidden.flatten(0, 1),
                     head.head.weight,

@@ -1,0 +1,132 @@
+"""Forward and backward of one batch of docstrings, padded and padding-free, on a card.
+
+    python tests/benchmarks/bench_padding_free.py
+
+Padding-free may take at most 1.03 times the padded step's time times useful / padded slots, and
+its activations at most 1.03 times its bytes times that share. One run measures all sides, in turns;
+flash-attn is a side of its own where it is installed. Prints a table, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+from typing import Any
+
+import torch
+
+from memlab.experiments import Recipe
+from memlab.experiments.training import HEAD_LOSSES, Prepared, prepare
+from memlab.experiments.versions import versions
+from memlab.models.build import materialize
+from memlab.models.head import head_parts
+from memlab.techniques import padding_free
+from memlab.trainers import sft
+
+MODEL = "Qwen/Qwen3-1.7B"
+
+
+def sides(recipe: Recipe) -> dict[str, Recipe]:
+    """What is measured: name -> recipe."""
+    found = {"padded": recipe, "padding-free": recipe.replace(padding_free=True)}
+    if importlib.util.find_spec("flash_attn") is not None:
+        found["padding-free, flash-attn"] = recipe.replace(
+            padding_free=True, attn_implementation="flash_attention_2"
+        )
+    return found
+
+
+class Side:
+    """One way to run the batch, on a model that all share."""
+
+    def __init__(self, recipe: Recipe, prepared: Prepared, model: torch.nn.Module) -> None:
+        self.recipe, self.head = recipe, head_parts(model)
+        self.model: Any = model
+        ((self.batch,),) = prepared.steps
+        self.attention = prepared.model.config._attn_implementation
+        self.inputs = padding_free.model_inputs if recipe.flattened else sft.padded_inputs
+        self.times: list[float] = []
+
+    def forward_backward(self) -> torch.Tensor:
+        """One forward and backward; the loss."""
+        device = torch.device("cuda")
+        hidden = self.head.backbone(**self.inputs(self.batch, device), use_cache=False)[0]
+        targets = sft.shifted(self.batch["labels"].to(device))
+        loss = HEAD_LOSSES[self.recipe.loss_type](
+            hidden.flatten(0, 1), self.head.head.weight, targets
+        )
+        del hidden
+        loss.backward()
+        return loss.detach()
+
+    def time(self) -> None:
+        """Append the milliseconds of one forward and backward."""
+        self.model.set_attn_implementation(self.attention)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        self.forward_backward()
+        end.record()
+        torch.cuda.synchronize()
+        self.times.append(start.elapsed_time(end))
+        self.model.zero_grad()
+
+
+def main() -> None:
+    """Measure, print, and give the figures as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--loss", default="nll", choices=tuple(HEAD_LOSSES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    recipe = Recipe.off(
+        model=MODEL,
+        dataset="docstrings",
+        per_device_train_batch_size=options.rows,
+        max_length=options.max_length,
+        max_steps=1,
+        loss_type=options.loss,
+        seed=options.seed,
+    )
+    made = {name: (side, prepare(side, "cuda")) for name, side in sides(recipe).items()}
+    model = materialize(made["padded"][1].model, "cuda", init=True, seed=0)
+    runs = {name: Side(side, prepared, model) for name, (side, prepared) in made.items()}
+    losses = {}
+    for name, run in runs.items():
+        model.set_attn_implementation(run.attention)
+        losses[name] = float(run.forward_backward())
+        model.zero_grad()
+    for _ in range(options.repeats + 3):
+        for run in runs.values():
+            run.time()
+    padded = statistics.median(runs["padded"].times[3:])
+    useful = int(runs["padding-free"].batch["input_ids"].numel())
+    slots = int(runs["padded"].batch["input_ids"].numel())
+    print(f"{MODEL}, {options.rows} docstrings, {useful} tokens in {slots} padded slots")
+    print(f"{'':<26}{'ms':>8}{'of padded x share':>19}{'loss':>9}")
+    table = {}
+    for name, run in runs.items():
+        ms = statistics.median(run.times[3:])
+        ratio = ms / (padded * useful / slots)
+        table[name] = {"ms": round(ms, 3), "ratio": round(ratio, 4), "loss": losses[name]}
+        print(f"{name:<26}{ms:>8.1f}{ratio:>19.3f}{losses[name]:>9.4f}")
+    result = {
+        "benchmark": "padding_free",
+        "device": torch.cuda.get_device_name(),
+        "versions": versions(),
+        "model": MODEL,
+        "rows": options.rows,
+        "loss_type": options.loss,
+        "useful_tokens": useful,
+        "padded_slots": slots,
+        "sides": table,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

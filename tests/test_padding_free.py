@@ -1,0 +1,187 @@
+"""Padding-free batches: the worked values, and the same loss and gradients as padded and packed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab.experiments.training import HEAD_LOSSES
+from memlab.models.build import build_meta, load_config, materialize
+from memlab.models.head import head_parts
+from memlab.techniques import packing, pad_to_multiple, varlen_attention
+from memlab.techniques.padding_free import collate, model_inputs
+from memlab.trainers import sft
+
+
+def row(*ids: int, **columns) -> dict:
+    return {"input_ids": list(ids), "labels": list(ids), **columns}
+
+
+def plain(batch: dict) -> dict:
+    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+# ------------------------------------------------------------------------------------- collation
+
+
+def test_worked_value():
+    batch = collate([row(1, 2, 3), row(4, 5)])
+    assert plain(batch) == {
+        "input_ids": [[1, 2, 3, 4, 5]],
+        "labels": [[-100, 2, 3, -100, 5]],
+        "position_ids": [[0, 1, 2, 0, 1]],
+        "cu_seqlens": [0, 3, 5],
+        "max_seqlen": 3,
+    }
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["input_ids"].dtype == batch["position_ids"].dtype == torch.int64
+
+
+def test_case_9_no_mask_is_made():
+    assert "attention_mask" not in collate([row(1, 2), row(3)])
+    assert "attention_mask" not in model_inputs(collate([row(1, 2), row(3)]))
+
+
+def test_cases_7_and_10_positions_restart_at_each_document_of_a_packed_row():
+    batch = collate([row(1, 2, 3, 4, 5, seq_lengths=[2, 0, 3])])
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    assert batch["cu_seqlens"].tolist() == [0, 2, 5]
+    assert batch["labels"].tolist() == [[-100, 2, -100, 4, 5]]
+
+
+@pytest.mark.parametrize("empty", [[], np.zeros(0), torch.zeros(0)])
+def test_case_11_an_empty_row_leaves_ids_integers(empty):
+    batch = collate([row(1, 2), {"input_ids": empty, "labels": empty}, row(3)])
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    assert batch["cu_seqlens"].tolist() == [0, 2, 3]
+
+
+def test_filling_up_to_a_multiple_makes_a_document_of_its_own():
+    batch = collate([row(1, 2, 3), row(4, 5)], pad_to_multiple_of=4, pad_token_id=7)
+    assert plain(batch) == {
+        "input_ids": [[1, 2, 3, 4, 5, 7, 7, 7]],
+        "labels": [[-100, 2, 3, -100, 5, -100, -100, -100]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
+        "cu_seqlens": [0, 3, 5, 8],
+        "max_seqlen": 3,
+    }
+    assert plain(collate([row(1, 2)], pad_to_multiple_of=8))["max_seqlen"] == 6
+    assert plain(collate([row(1, 2)], pad_to_multiple_of=2))["cu_seqlens"] == [0, 2]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    multiple=st.none() | st.integers(1, 20),
+)
+def test_any_rows(lengths, multiple):
+    ids = iter(range(1, sum(lengths) + 1))
+    rows = [row(*(next(ids) for _ in range(n))) for n in lengths]
+    batch = collate(rows, pad_to_multiple_of=multiple)
+    tokens, slots = sum(lengths), batch["input_ids"].shape[1]
+    assert slots % (multiple or 1) == 0 <= slots - tokens < (multiple or 1)
+    assert batch["input_ids"][0, :tokens].tolist() == list(range(1, tokens + 1))
+    assert not batch["input_ids"][0, tokens:].any()
+    sizes = batch["cu_seqlens"].diff().tolist()
+    assert sizes == [n for n in (*lengths, slots - tokens) if n]
+    assert batch["position_ids"][0].tolist() == [i for n in sizes for i in range(n)]
+    starts = batch["position_ids"][0] == 0
+    expected = batch["input_ids"][0].masked_fill(starts, -100)
+    expected[tokens:] = -100
+    assert torch.equal(batch["labels"][0], expected)
+    assert batch["max_seqlen"] == max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        ([row()], {}, "padding_free: the batch has no token"),
+        ([], {}, "padding_free: the batch has no token"),
+        ([row(1, 2, 3, seq_lengths=[2, 2])], {}, r"seq_lengths=\[2, 2\]: a row of 3 tokens"),
+        ([row(1)], {"pad_to_multiple_of": 0}, "pad_to_multiple_of=0: give an int of 1 or more"),
+        ([row(1)], {"pad_to_multiple_of": -8}, "pad_to_multiple_of=-8"),
+        ([row(1)], {"pad_to_multiple_of": True}, "pad_to_multiple_of=True"),
+        ([{"input_ids": [1, 2], "labels": [1]}], {}, "labels"),
+    ],
+)
+def test_bad_input_is_named(rows, options, says):
+    with pytest.raises(ValueError, match=says):
+        collate(rows, **options)
+
+
+def test_model_inputs_are_on_one_device_and_share_their_lengths():
+    inputs = model_inputs(collate([row(1, 2), row(3)]), torch.device("cpu"))
+    assert inputs["cu_seq_lens_q"] is inputs["cu_seq_lens_k"]
+    assert inputs["max_length_q"] == inputs["max_length_k"] == 2
+    assert set(inputs) == {
+        *("input_ids", "position_ids"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    }
+
+
+# ----------------------------------------------------------------------------- the same training
+
+
+def rows_of(vocabulary: int, lengths=(5, 23, 2, 11, 40, 1, 17)) -> list[dict]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in lengths:
+        ids = rng.integers(1, vocabulary, length)
+        labels = np.where(rng.random(length) < 0.7, ids, -100)
+        rows.append({"input_ids": ids, "labels": labels})
+    return rows
+
+
+def step(name: str, attention: str, micro_batches: list[dict], loss_type: str) -> tuple:
+    """Loss, gradient norm and the gradient of the embedding."""
+    meta = build_meta(name, dtype=torch.float32, attn_implementation=attention)
+    model = materialize(meta, "cpu", init=True, seed=3).train()
+    norms, flat = [], "cu_seqlens" in micro_batches[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: norms.append(
+            math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))  # type: ignore[union-attr]
+        )
+    )
+    (loss,) = sft.train(
+        model,
+        optimizer,
+        [micro_batches],
+        head=head_parts(model),
+        head_loss=HEAD_LOSSES[loss_type],
+        inputs=model_inputs if flat else sft.padded_inputs,
+    )
+    return loss.item(), norms[0]
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "chunked_nll"])
+@pytest.mark.parametrize("name", ["memlab/tiny", "memlab/tiny-llama", "memlab/tiny-mistral"])
+def test_padded_padding_free_and_packed_give_the_same_loss_and_gradients(name, loss_type):
+    varlen_attention.register()
+    rows = rows_of(load_config(name).vocab_size)
+    expected = step(name, "eager", [pad_to_multiple.collate(rows)], loss_type)
+    columns = {key: [r[key] for r in rows] for key in ("input_ids", "labels")}
+    packed = packing.pack(columns, 45, strategy="bfd")
+    bins = [dict(zip(packed, values, strict=True)) for values in zip(*packed.values(), strict=True)]
+    assert len(bins) < len(rows)
+    for batches in (
+        [collate(rows)],
+        [collate(rows, pad_to_multiple_of=64)],
+        [collate(rows[:3]), collate(rows[3:])],
+        [collate(bins)],
+        [collate([one]) for one in bins],
+    ):
+        found = step(name, varlen_attention.NAME, batches, loss_type)
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_documents_that_see_each_other_have_another_loss():
+    """What the refusals are for: plain causal attention over the same flat row."""
+    rows = rows_of(load_config("memlab/tiny").vocab_size)
+    batch = collate(rows)
+    apart, _ = step("memlab/tiny", varlen_attention.NAME, [batch], "nll")
+    mixed = {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+    together, _ = step("memlab/tiny", "eager", [mixed], "nll")
+    assert abs(together / apart - 1) > 1e-4
