@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Explore": "explorer",
+    "ExploreLayouts": "layouts",
+    "ExploreLengths": "length_explorer",
+    "ExploreMultiples": "multiples",
+    "ExplorePacking": "bins",
     "Grid": "grid",
     "Predict": "prediction",
     "Readings": "readings",
     "Scrub": "scrubber",
     "Shown": "show",
     "explore": "explorer",
+    "explore_layouts": "layouts",
+    "explore_lengths": "length_explorer",
+    "explore_multiples": "multiples",
+    "explore_packing": "bins",
     "predict": "prediction",
     "readings": "readings",
     "scrub": "scrubber",
@@ -23,8 +31,12 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from memlab.widgets.bins import ExplorePacking, explore_packing
     from memlab.widgets.explorer import Explore, explore
     from memlab.widgets.grid import Grid
+    from memlab.widgets.layouts import ExploreLayouts, explore_layouts
+    from memlab.widgets.length_explorer import ExploreLengths, explore_lengths
+    from memlab.widgets.multiples import ExploreMultiples, explore_multiples
     from memlab.widgets.prediction import Predict, predict
     from memlab.widgets.readings import Readings, readings
     from memlab.widgets.scrubber import Scrub, scrub
@@ -32,12 +44,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Explore",
+    "ExploreLayouts",
+    "ExploreLengths",
+    "ExploreMultiples",
+    "ExplorePacking",
     "Grid",
     "Predict",
     "Readings",
     "Scrub",
     "Shown",
     "explore",
+    "explore_layouts",
+    "explore_lengths",
+    "explore_multiples",
+    "explore_packing",
     "predict",
     "readings",
     "scrub",

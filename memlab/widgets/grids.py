@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from memlab.experiments import Recipe, measure, recordings
 from memlab.experiments.versions import versions
@@ -41,6 +42,8 @@ class GridSpec:
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 LONG = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
+MULTIPLES = (8, 64, 512, 1024, 1536, 2048)
+ONE_ROW: dict[str, Any] = {"per_device_train_batch_size": 1, "max_length": 512}
 BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
 GRIDS = {
     "01_first_knobs": GridSpec(
@@ -63,6 +66,8 @@ GRIDS = {
     "02_defaults": GridSpec(
         Recipe.defaults(), {"per_device_train_batch_size": (1, 4), "max_length": LONG}
     ),
+    "05_multiples": GridSpec(Recipe.off(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
+    "05_defaults": GridSpec(Recipe.defaults(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
     "06_chunks": GridSpec(
         Recipe.defaults(),
         {

@@ -24,11 +24,11 @@ from memlab.widgets.rows import (
     slider,
 )
 from memlab.widgets.show import WIDTH, columns, heading
-from memlab.widgets.style import FONT, GOAL, HATCH, INK, KEPT, LOST, PADDING, Look
+from memlab.widgets.style import FONT, GOAL, HATCH, INK, KEPT, LOST, PADDING, PADDING_HATCH, Look
 
 SHAPES = Look("shapes", "#bdbdbd", "", INK)
 LAYERS = {KEPT: "tokens", PADDING: "padding to the longest row", LOST: "added by the multiple"}
-EDGES = {PADDING: "#b0b0b0"}
+EDGES = {PADDING: PADDING_HATCH}
 LIMITS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 

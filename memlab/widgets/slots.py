@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from memlab.widgets.figures import points, text_width
-from memlab.widgets.style import DOCUMENTS, FONT, HATCH, PADDING
+from memlab.widgets.style import DOCUMENTS, FONT, HATCH, PADDING, PADDING_HATCH
 
 NAMES_AT_MOST = 80  # documents in one picture; more would be read by no one, and take too long
 
@@ -29,51 +30,60 @@ def draw_documents(
     corners: np.ndarray,
     *,
     continued: np.ndarray | None = None,
-) -> None:
+) -> list[Artist]:
     """Pieces of documents (n,) as rectangles (n, 4, 2) in their documents' colours.
 
     `continued` (n,) marks pieces whose beginning is elsewhere: they are hatched. Where there are
-    few and there is room, each carries its document's number, counted from 1.
+    few and there is room, each carries its document's number, counted from 1. Returns what it drew.
     """
     palette = np.array([colour for colour, _ in DOCUMENTS])
-    look = {"facecolor": palette[documents % len(palette)], "edgecolor": "white", "lw": 0.5}
-    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
+    drawn = rectangles(ax, corners, palette[documents % len(palette)])
     if continued is not None:
-        hatch(ax, corners[continued], "////", HATCH)
+        drawn += hatch(ax, corners[continued], "////", HATCH)
     if len(documents) <= NAMES_AT_MOST:
-        _number(ax, documents, corners)
+        drawn += _number(ax, documents, corners)
+    return drawn
 
 
-def _number(ax: Axes, documents: np.ndarray, corners: np.ndarray) -> None:
+def _number(ax: Axes, documents: np.ndarray, corners: np.ndarray) -> list[Artist]:
     (wide, high), (left, right), (bottom, top) = points(ax), ax.get_xlim(), ax.get_ylim()
+    drawn: list[Artist] = []
     for document, box in zip(documents, corners, strict=True):
         room = np.ptp(box, axis=0) * [wide / abs(right - left), high / abs(top - bottom)]
         name, size = str(document + 1), min(FONT - 1, 0.8 * room[1])
-        if size >= 5 and room[0] > text_width(name, size):
-            ink = DOCUMENTS[document % len(DOCUMENTS)][1]
+        if size >= 5 and room[0] > text_width(name, size) + 3:
+            ground, ink = DOCUMENTS[document % len(DOCUMENTS)]
             style: dict[str, Any] = {"fontsize": size, "color": ink, "ha": "center"}
-            ax.text(*box.mean(axis=0), name, va="center_baseline", **style)
+            style["bbox"] = {"facecolor": ground, "edgecolor": "none", "pad": 0.5}
+            drawn.append(ax.text(*box.mean(axis=0), name, va="center_baseline", **style))
+    return drawn
 
 
-def draw_padding(ax: Axes, corners: np.ndarray) -> None:
+def draw_padding(ax: Axes, corners: np.ndarray) -> list[Artist]:
     """Slots without a token: rectangles (n, 4, 2), grey and hatched; empty ones are left out."""
     corners = corners[np.ptp(corners[:, :, 0], axis=1) > 0]
-    look = {"facecolor": PADDING.colour, "edgecolor": "white", "lw": 0.5}
-    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
-    hatch(ax, corners, PADDING.hatch, "#b0b0b0")
+    drawn = rectangles(ax, corners, PADDING.colour)
+    return drawn + hatch(ax, corners, PADDING.hatch, PADDING_HATCH)
 
 
-def draw_room(ax: Axes, corners: np.ndarray) -> None:
-    """Room that holds no slot: rectangles (n, 4, 2), a dashed outline."""
+def draw_room(ax: Axes, corners: np.ndarray) -> list[Artist]:
+    """Room that takes no slots: rectangles (n, 4, 2), a dashed outline; empty ones are left out."""
     corners = corners[np.ptp(corners[:, :, 0], axis=1) > 0]
-    look = {"facecolor": "none", "edgecolor": "#a0a0a0", "lw": 0.7, "linestyle": (0, (3, 2))}
-    ax.add_collection(PolyCollection(list(corners), **look), autolim=False)
+    return rectangles(ax, corners, "none", edgecolor="#a0a0a0", linestyle=(0, (3, 2)))
 
 
-def hatch(ax: Axes, corners: np.ndarray, pattern: str, colour: Any) -> None:
+def rectangles(ax: Axes, corners: np.ndarray, colours: Any, **look: Any) -> list[Artist]:
+    """Rectangles (n, 4, 2) of one colour or of a colour each, with a white edge."""
+    look = {"edgecolor": "white", "linewidth": 0.5, **look}
+    shown = PolyCollection(list(corners), facecolor=colours, **look)
+    return [ax.add_collection(shown, autolim=False)]
+
+
+def hatch(ax: Axes, corners: np.ndarray, pattern: str, colour: Any) -> list[Artist]:
     """Hatches rectangles (n, 4, 2) as one path, which is much faster than one by one."""
-    if len(corners):
-        closed = np.concatenate([corners, corners[:, :1]], axis=1).reshape(-1, 2)
-        steps = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY]
-        path = Path(closed, np.tile(steps, len(corners)))
-        ax.add_patch(PathPatch(path, fc="none", ec=colour, hatch=pattern, lw=0))
+    if not len(corners):
+        return []
+    closed = np.concatenate([corners, corners[:, :1]], axis=1).reshape(-1, 2)
+    steps = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY]
+    path = Path(closed, np.tile(steps, len(corners)))
+    return [ax.add_patch(PathPatch(path, fc="none", ec=colour, hatch=pattern, lw=0))]

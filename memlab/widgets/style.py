@@ -35,6 +35,7 @@ KEPT = Look("kept", "#0072B2", "", "white")
 LOST = Look("lost", "#D55E00", "////", "white")
 PADDING = Look("padding", "#e2e2e2", "////", QUIET)
 CURRENT = "#D55E00"  # where the slider stands
+PADDING_HATCH = "#b0b0b0"
 GOAL = "#007a5a"  # a chosen limit or share, and what meets it
 DOCUMENTS = (  # (colour, ink on it): documents side by side take them in turn
     ("#0072B2", "white"),
