@@ -35,7 +35,7 @@ class Placement(NamedTuple):
 
 def _moves(counts: np.ndarray, L: int) -> np.ndarray:
     """Best fit of counts[l] items of each length l (L + 1,), longest first -> (moves, 4) in time:
-    room, left, bins, each: `bins` bins with `room` free took `each` items apiece, and kept `left`."""
+    room, left, bins, each: `bins` bins with `room` free took `each` items each and kept `left`."""
     alone = counts[: L // 2 : -1]  # by the room they leave: no two longer than L/2 share a bin
     kept = np.flatnonzero(alone)
     moves = np.stack([0 * kept + L, kept, alone[kept], 0 * kept + 1], axis=1).ravel().tolist()
@@ -67,7 +67,7 @@ def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
     longest_first = np.argsort((L - lengths).astype(small), kind="stable")
     moves = _moves(np.bincount(lengths, minlength=L + 1), L)
-    room, left, each = np.repeat(moves[:, [0, 1, 3]], moves[:, 2], axis=0).T  # one a bin and move
+    room, left, each = (np.repeat(moves[:, i], moves[:, 2]) for i in (0, 1, 3))  # one a bin
     # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
     # with room r stopped. Such links, followed backward, end at the move that opened the bin.
     taking = np.argsort(room.astype(small), kind="stable")[: np.count_nonzero(room < L)]
