@@ -27,6 +27,7 @@ from memlab.widgets.slots import boxes, draw_documents, draw_padding, rectangles
 from memlab.widgets.style import DOCUMENTS, FONT, HATCH, INK, KEPT, LOST
 
 SHOWN = 24  # bins a strategy, at most
+MANY = 300_000  # bins, for which the slider does not go to shorter ones
 ROOM = "#ececec"
 TALL = 4.75  # inches
 
@@ -92,7 +93,9 @@ class ExplorePacking(Live):
         most = max(len(rows) for rows in sets.values())
         style = described(["max_length"])
         self.data = chooser(sets, style)
-        steps = length_steps(min(4, max_length), max(2 * longest, max_length), max_length)
+        tokens = max(int(rows.sum()) for rows in sets.values())
+        first = min(max(4, tokens // MANY), max_length)
+        steps = length_steps(first, max(2 * longest, max_length), max_length)
         self.max_length = slider(steps, max_length, "max_length", style)
         counts = [count for count in _counts() if count < most]
         self.rows = slider(
@@ -106,7 +109,7 @@ class ExplorePacking(Live):
     @property
     def lengths(self) -> np.ndarray:
         """The first rows of the chosen data set, as many as chosen."""
-        return self.sets[self.data.value][: self.rows.value]
+        return self.sets[str(self.data.value)][: self.rows.value]
 
     def _numbers(self) -> tuple[list[Packed], float]:
         """What the strategies make of the rows; slots a useful token of padded batches of them."""
@@ -169,7 +172,7 @@ class ExplorePacking(Live):
         return [
             self.figure.text(left, top - down / TALL, text, fontsize=FONT, color=colour)
             for down, text, colour in (
-                (0.19, f"{found.bins:,} bins{shown}, {percent(found.efficiency)} full", INK),
+                (0.19, f"{_bins_of(found)}{shown}, {percent(found.efficiency)} full", INK),
                 (0.37, _fate(found), LOST.colour if found.lost else INK),
             )
         ]
@@ -224,7 +227,7 @@ class ExplorePacking(Live):
 
     def says(self) -> str:
         parts = [
-            f"{each.strategy}: {each.bins:,} bins, {percent(each.efficiency)} full, {_fate(each)}"
+            f"{each.strategy}: {_bins_of(each)}, {percent(each.efficiency)} full, {_fate(each)}"
             for each in self.packed
         ]
         costs = ", ".join(f"{name} {self._cost(n)}" for name, n in self._costs().items())
@@ -244,6 +247,10 @@ class ExplorePacking(Live):
             [name, "", percent(1 / padded), percent(self.packed[0].lost), "", self._cost(padded)]
         )
         return columns(lines)
+
+
+def _bins_of(found: Packed) -> str:
+    return f"{found.bins:,} bin{'s' if found.bins > 1 else ''}"
 
 
 def _fate(found: Packed) -> str:

@@ -137,13 +137,13 @@ class ExploreLayouts(Live):
         self.redraw()
 
     def _limit_batches(self) -> None:
-        self.batch.max = -(-len(self.sets[self.data.value]) // self.batch_size.value)
+        self.batch.max = -(-len(self.sets[str(self.data.value)]) // self.batch_size.value)
 
     @property
     def lengths(self) -> np.ndarray:
         """The rows of the chosen batch, in tokens, before they are cut."""
         size = self.batch_size.value
-        return self.sets[self.data.value][(self.batch.value - 1) * size :][:size]
+        return self.sets[str(self.data.value)][(self.batch.value - 1) * size :][:size]
 
     @property
     def layouts(self) -> list[Layout]:

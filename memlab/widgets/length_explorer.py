@@ -84,8 +84,10 @@ class ExploreLengths(Live):
         self._padded: dict[Hashable, Lengths] = {}
         self.grid, self._exact = grid, exact
         self.exactly: tuple[int, int] | None = None  # max_length, bytes
-        self.end = max(lengths.longest for lengths in self.sets.values())
         axes = dict(grid.axes) if grid else {}
+        self._known = sorted(int(step) for step in axes.get("max_length", ()))
+        longest = max(lengths.longest for lengths in self.sets.values())
+        self.end = max(longest, max_length or 0, *self._known[:1])  # of the axis
         others = [axis for axis in axes if axis not in (BATCH, "max_length")]
         style = described(["keep at least", *others])
         self.data = chooser(sets, style)
@@ -95,8 +97,9 @@ class ExploreLengths(Live):
         self.max_length = slider(steps, at, "max_length", style)
         shares = [(percent(share), share) for share in sorted({*SHARES, keep})]
         self.keep = slider(shares, keep, "keep at least", style)
-        batches = axes.get(BATCH) or sorted({*BATCHES, int(start[BATCH])})
-        self.batch = slider(batches, start[BATCH], "rows a batch", style)
+        batch_size = int(start[BATCH])
+        batches = axes.get(BATCH, [batch_size]) if grid else sorted({*BATCHES, batch_size})
+        self.batch = slider(batches, batch_size, "rows a batch", style)
         self.others = {
             axis: ipywidgets.Dropdown(
                 options=list(axes[axis]), value=start[axis], description=axis, style=style
@@ -118,10 +121,9 @@ class ExploreLengths(Live):
 
     def _steps(self, *also: int) -> list[int]:
         """Where the slider stops: the grid's steps and some between, as far as rows go."""
-        known = [int(step) for step in self.grid.axes["max_length"]] if self.grid else []
-        first = min(known, default=min(64, self.end))
-        end = max(first, min(max(known, default=self.end), self.end))
-        return length_steps(first, end, *also, *(step for step in known if step < end))
+        known = self._known or [min(64, self.end), self.end]
+        end = max(known[0], min(known[-1], self.end))
+        return length_steps(known[0], end, *also, *(step for step in known if step < end))
 
     def _moved(self, change: Mapping) -> None:
         if change["owner"] is self.max_length:
@@ -148,7 +150,7 @@ class ExploreLengths(Live):
     @property
     def lengths(self) -> Lengths:
         """The chosen data set."""
-        return self.sets[self.data.value]
+        return self.sets[str(self.data.value)]
 
     @property
     def padded(self) -> Lengths:
@@ -162,7 +164,7 @@ class ExploreLengths(Live):
     @property
     def setting(self) -> Setting:
         """The controls' present values, as the grid and `exact` take them."""
-        others = {axis: control.value for axis, control in self.others.items()}
+        others: Setting = {axis: control.value for axis, control in self.others.items()}  # type: ignore[misc]
         return {**others, BATCH: self.batch.value, "max_length": self.max_length.value}
 
     @property
@@ -182,11 +184,8 @@ class ExploreLengths(Live):
 
     def _peak(self, max_length: int) -> tuple[int | None, bool]:
         """Bytes, and whether they were simulated; None beyond the grid."""
-        if self.grid is None:
-            return None, False
-        steps = self.grid.axes["max_length"]
-        longest = max(min(max_length, self.lengths.longest), min(steps))
-        if longest > max(steps):
+        longest = min(max_length, self.lengths.longest)
+        if self.grid is None or not self._known[0] <= longest <= self._known[-1]:
             return None, False
         return self.grid.peak({**self.setting, "max_length": longest}, along="max_length")
 
@@ -237,7 +236,7 @@ class ExploreLengths(Live):
         self._fill(0 * self._heights, self._heights, KEPT)
         looks = [Patch(fc=KEPT.colour, label="kept")]
         looks += [Patch(fc=LOST.colour, hatch=LOST.hatch, ec=HATCH, label="lost")]
-        legend(ax, looks, loc="upper right", anchor=(1.0, 1.02))
+        legend(ax, looks, loc="upper right", anchor=(1.0, 1 + 34 / points(ax)[1]))
         _name_axis(ax, "tokens, by\nlength of row", x=-0.045)
 
     def _in_bins(self, tokens: np.ndarray) -> np.ndarray:
@@ -276,7 +275,7 @@ class ExploreLengths(Live):
         drawn += self._name_lines(at)
         drawn += self._mark_shares(at, cut)
         if self.grid:
-            drawn.append(self._draw_memory(self.grid, at, cut))
+            drawn.append(self._draw_memory(at, cut))
         return [*drawn, heading(self.figure, self._finding())]
 
     def _lines(self, ax: Axes, at: int) -> list[Artist]:
@@ -284,20 +283,22 @@ class ExploreLengths(Live):
         wanted = ax.axvline(self.shortest, color=GOAL, lw=1.3, ls=(0, (4, 2)))
         return [wanted, ax.axvline(at, color=INK, lw=1.3)]
 
-    def _draw_memory(self, grid: Grid, at: int, cut: Cut) -> Axes:
+    def _draw_memory(self, at: int, cut: Cut) -> Axes:
         """The peak of the batch with the longest row: simulated points, and lines between."""
         under = self.figure.axes[2]
-        ax = self.figure.add_axes(under.get_position(), facecolor="none")
+        ax = self.figure.add_axes(under.get_position().bounds, facecolor="none")
         bare(ax)
         ax.set_xlim(under.get_xlim())
-        known = sorted(int(step) for step in grid.axes["max_length"])
-        steps = sorted({*(step for step in known if step < self.end), min(self.end, known[-1])})
-        peaks = [self._peak(step) for step in steps]
-        top = max([n for n, _ in peaks if n] + ([self.exactly[1]] if self.exactly else []))
+        steps = {*(step for step in self._known if step < self.end), self.end, self._known[-1]}
+        peaks = [(step, *self._peak(step)) for step in sorted(steps) if step <= self.end]
+        curve = [(step, n) for step, n, _ in peaks if n is not None]
+        top = max(
+            [n for _, n in curve] + ([self.exactly[1]] if self.exactly else []), default=10**9
+        )
         ax.set_ylim(0, 1.3 * top)
-        ax.plot(steps, [n for n, _ in peaks], color=INK, lw=1.4)
-        dots = [(x, n) for x, (n, simulated) in zip(steps, peaks, strict=True) if simulated]
-        ax.plot(*zip(*dots, strict=True), "o", color=INK, ms=3.5)
+        ax.plot([x for x, _ in curve], [n for _, n in curve], color=INK, lw=1.4)
+        simulated = [(step, n) for step, n, simulated in peaks if simulated and n is not None]
+        ax.plot([x for x, _ in simulated], [n for _, n in simulated], "o", color=INK, ms=3.5)
         scale(ax, 1.1 * top)
         self._lines(ax, at)
         self._mark_peaks(ax, at, cut, top)

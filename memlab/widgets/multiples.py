@@ -95,7 +95,7 @@ class ExploreMultiples(Live):
         """What each multiple does to the chosen data set, batches and max_length."""
         key = (self.data.value, self.batch_size.value, self.max_length.value)
         if key not in self._found:
-            lengths = np.minimum(self.sets[self.data.value], self.max_length.value)
+            lengths = np.minimum(self.sets[str(self.data.value)], self.max_length.value)
             self._found[key] = padded_to(lengths, self.batch_size.value, self.multiples)
         return self._found[key]
 
@@ -152,7 +152,11 @@ class ExploreMultiples(Live):
             _steps(ax, low + 0 * slots, high + 0 * slots, look)
             for look, low, high in zip(LAYERS, edges[:-1], edges[1:], strict=True)
         ]
-        drawn += [_note(ax, i, p.slots, f"+{percent(p.added)}") for i, p in enumerate(found) if i]
+        drawn += [
+            _note(ax, i, p.slots, f"+{percent(p.added)}".replace("+<", "<"))
+            for i, p in enumerate(found)
+            if i
+        ]
         return [*drawn, self._mark(ax, self.chosen.slots)]
 
     def _draw_shapes(self) -> list[Artist]:
@@ -183,7 +187,7 @@ class ExploreMultiples(Live):
         )
 
     def _tokens(self) -> int:
-        rows = self.sets[self.data.value]
+        rows = self.sets[str(self.data.value)]
         return int(np.minimum(rows, self.max_length.value).sum())
 
     def _finding(self) -> str:
@@ -191,7 +195,7 @@ class ExploreMultiples(Live):
         if best.multiple == 1:
             return f"Every multiple adds more than {limit} to the slots"
         text = f"{best.multiple:,} is the largest multiple that adds at most {limit} to the slots"
-        return text if first == 1 else f"{text}; {first:,} shapes become {best.shapes:,}"
+        return text if first == best.shapes else f"{text}; {first:,} shapes become {best.shapes:,}"
 
     def says(self) -> str:
         at, best = self.chosen, self.best

@@ -77,12 +77,12 @@ def chooser(sets: Mapping[str, Any], style: Mapping[str, Any]) -> ipywidgets.Dro
 def percent(share: float) -> str:
     """A share as a percentage, whole from 10 to 99, never a false 0 or 100.
 
-    0.98 -> "98 %", 0.995 -> "99.5 %", 0.034 -> "3.4 %", 0.0002 -> "under 0.1 %".
+    0.98 -> "98 %", 0.995 -> "99.5 %", 0.034 -> "3.4 %", 0.0002 -> "<0.1 %".
     """
     number = round(100 * share, 9)  # 1 - 0.98 is not quite 0.02
     if 0 < number < 0.05:
-        return "under 0.1 %"
+        return "<0.1 %"
     if 99.95 <= number < 100:
-        return "over 99.9 %"
+        return ">99.9 %"
     whole = 10 <= number <= 99 or number >= 100 or number == round(number)
     return f"{number:.0f} %" if whole else f"{number:.1f} %"

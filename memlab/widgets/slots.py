@@ -55,7 +55,8 @@ def _number(ax: Axes, documents: np.ndarray, corners: np.ndarray) -> list[Artist
             ground, ink = DOCUMENTS[document % len(DOCUMENTS)]
             style: dict[str, Any] = {"fontsize": size, "color": ink, "ha": "center"}
             style["bbox"] = {"facecolor": ground, "edgecolor": "none", "pad": 0.5}
-            drawn.append(ax.text(*box.mean(axis=0), name, va="center_baseline", **style))
+            x, y = box.mean(axis=0)
+            drawn.append(ax.text(x, y, name, va="center_baseline", **style))
     return drawn
 
 
