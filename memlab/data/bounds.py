@@ -1,4 +1,4 @@
-"""How good a packing can be: the fewest bins that any placement needs, and what it fills of them."""
+"""How good a packing can be: the fewest bins that any placement needs, and the share it fills."""
 
 from collections.abc import Sequence
 

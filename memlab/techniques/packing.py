@@ -1,13 +1,11 @@
 """Packing: documents side by side in rows of at most L tokens, where padding would be.
 
-Computes  a placement of documents in as few rows as best-fit decreasing finds, over all the data
-          at once: "bfd" cuts each document to L, "bfd_split" cuts it into pieces of at most L and
-          keeps all; "wrapped", the naive one, cuts the joined stream every L tokens
+Computes  rows by best-fit decreasing over all the data: "bfd" cuts each document to L, "bfd_split"
+          into pieces of at most L; "wrapped", the naive one, cuts the joined stream every L tokens
 Instead   of B rows padded to the longest: nearly every position of a row is a token that teaches
-Memory    activations of a bytes a position: B*max(lengths)*a -> B*L*a, so that the same number
-          of rows takes more; a useful token takes a*B*max(lengths)/sum(lengths) -> a*bins*L/tokens
+Memory    activations a useful token: a*B*max(lengths)/sum(lengths) -> a*bins*L/sum(lengths) bytes
 Use       packed = pack({"input_ids": ids, "labels": labels}, 1024)  # and "seq_lengths"
-Price     milliseconds, once; attention has to keep documents apart ("wrapped" mixes them)
+Price     milliseconds; rows are longer, so as many take more; "wrapped" mixes their documents
 Source    Ding et al. 2024, Fewer Truncations Improve Language Modeling. Apache-2.0; NumPy 2.0 on
 Unlike    TRL's pack_dataset: all rows at once, not each 1000 apart, a length (not a row) at a time
 """
@@ -47,12 +45,13 @@ def _moves(counts: np.ndarray, L: int) -> np.ndarray:
             at = bisect_left(rooms, length)
             room = rooms[at]  # the tightest; a bin stays that while it can take one more, so:
             each = count if count * length <= room else room // length
-            bins = min(count // each, waiting[room])
+            free = waiting[room]
+            bins = free if free * each <= count else count // each
             left = room - each * length
             count -= bins * each
             moves += room, left, bins, each
-            waiting[room] -= bins
-            if not waiting[room]:
+            waiting[room] = free - bins
+            if bins == free:
                 del rooms[at]
             if not waiting[left]:
                 insort(rooms, left)
@@ -65,7 +64,7 @@ def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     longest first, equal ones in input order, each into the bin with the least room that suffices
     (of several the one that has had this room longest: first in, first out), else a new one."""
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
-    longest_first = np.argsort((L - lengths).astype(small), kind="stable")
+    order = np.argsort((L - lengths).astype(small), kind="stable")
     moves = _moves(np.bincount(lengths, minlength=L + 1), L)
     room, left, each = (np.repeat(moves[:, i], moves[:, 2]) for i in (0, 1, 3))  # one a bin
     # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
@@ -77,9 +76,8 @@ def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     opened[taking] = leaving[np.arange(len(taking)) + (below[0] - below[1])[room[taking]]]
     while not np.array_equal(opened, further := opened[opened]):
         opened = further
-    bin_of = np.repeat((np.cumsum(room == L) - 1)[opened], each)
-    offsets = np.append(0, np.bincount(bin_of)).cumsum()
-    return longest_first[np.argsort(bin_of, kind="stable")], offsets
+    bins = np.repeat((np.cumsum(room == L) - 1)[opened], each)  # one an item, longest first
+    return order[np.argsort(bins, kind="stable")], np.append(0, np.bincount(bins)).cumsum()
 
 
 def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placement:
@@ -113,10 +111,9 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
 
 
 def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> dict[str, Any]:
-    """Packed rows of at most max_length tokens, by column; empty documents vanish.
-    `sequences`: {name: column}, ids with labels and masks, or one column, the "input_ids". Columns
-    are rows (lists or 1-D arrays) or `Ragged` (any pair with values and offsets), before and after.
-    "bfd" and "bfd_split" add "seq_lengths": the lengths of the documents in each row, in order.
+    """Packed rows of at most max_length tokens of {name: column}, or of one column, "input_ids".
+    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (any pair of values and offsets) and
+    come back as such, for "bfd" and "bfd_split" with "seq_lengths", the documents in each row.
     ValueError: max_length, strategy, columns unequal in a row. TypeError: anything but numbers."""
     columns = sequences if hasattr(sequences, "keys") else {"input_ids": sequences}
     ragged = {k: c if hasattr(c, "offsets") else _ragged(k, c) for k, c in columns.items()}
@@ -127,9 +124,12 @@ def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> di
     ends = np.append(0, np.cumsum(stops - starts))[offsets]
     packed = {}
     for name, (values, first) in ragged.items():
-        at = zip((first[rows] + starts).tolist(), (first[rows] + stops).tolist(), strict=True)
-        joined = np.concatenate([values[:0], *(values[a:b] for a, b in at)])
-        packed[name] = _as(columns[name], joined, ends)
+        if strategy == "wrapped":
+            values = values[first[0] : first[-1]]  # a view: nothing moves
+        else:
+            at = zip((first[rows] + starts).tolist(), (first[rows] + stops).tolist(), strict=True)
+            values = np.concatenate([values[:0], *(values[a:b] for a, b in at)])
+        packed[name] = _as(columns[name], values, ends)
     if strategy != "wrapped":
         packed["seq_lengths"] = _as(next(iter(columns.values())), stops - starts, offsets)
     return packed
