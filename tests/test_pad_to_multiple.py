@@ -105,8 +105,9 @@ def test_pad_on_the_left_and_of_floats():
     assert pad([[1, 2], [3]], 9, multiple=4, side="left").tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]]
     logps = pad([torch.tensor([-0.5], dtype=torch.float16), torch.tensor([])], 0)
     assert (logps.dtype, logps.tolist()) == (torch.float16, [[-0.5], [0]])
-    both = pad([torch.ones(1, dtype=torch.bfloat16), [1], torch.ones(1, dtype=torch.float64)], 0)
-    assert both.dtype == torch.float64
+    halves = [torch.ones(1, dtype=dtype) for dtype in (torch.float16, torch.bfloat16)]
+    for rows in ([*halves, [1]], [[1], *halves[::-1]]):
+        assert pad(rows, 0).dtype == torch.float32
     assert pad([[True], []], 0).tolist() == [[1], [0]]
     assert pad([[], [0.5]], 1).tolist() == [[1], [0.5]]
 

@@ -63,7 +63,6 @@ class Lengths:
         the order given, padded to its longest."""
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: give at least 1")
-        self._shorter(max_length)
         starts = np.arange(0, len(self.in_order), batch_size)
         batch_rows = np.diff(starts, append=len(self.in_order))  # the last batch may be smaller
         longest = np.maximum.reduceat(self.in_order, starts)
