@@ -142,7 +142,8 @@ def _array(rows: Any, kind: pa.DataType | None) -> pa.ChunkedArray:
     chunks, start = [], 0
     while start < len(offsets) - 1 or not chunks:
         base = offsets[start]
-        stop = int(np.searchsorted(offsets, base + _MOST, side="right")) - 1
+        fitting = int(np.searchsorted(offsets, base + _MOST, side="right")) - 1
+        stop = min(max(fitting, start + 1), len(offsets) - 1)
         own = pa.array(offsets[start : stop + 1] - base, pa.int32())
         chunks.append(pa.ListArray.from_arrays(own, pa.array(values[base : offsets[stop]])))
         start = stop
