@@ -1,12 +1,7 @@
-"""Chunked cross-entropy: the values, gradients and bytes of its header, and the file on its own."""
+"""Chunked cross-entropy: the values, gradients and bytes of its header."""
 
-import ast
 import inspect
-import shutil
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -440,34 +435,3 @@ def test_real_tensors_peak_as_the_card_does_with_a_frozen_head():
         chunked_cross_entropy(h, w, y, chunk=chunk).backward()
     above = 2 * n * d + 6 * chunk * v + 2 * chunk * d + 12 * n
     assert abs(meter.peak - above) <= 64 * chunk + 8192
-
-
-# ---------------------------------------------------------------------------------- the file alone
-
-
-def test_runs_alone_without_memlab(tmp_path):
-    file = Path(inspect.getfile(chunked_loss))
-    shutil.copy(file, tmp_path)
-    script = """
-import sys
-sys.modules["memlab"] = None
-import torch
-from chunked_loss import chunked_cross_entropy
-hidden = torch.randn(2, 5, 4, requires_grad=True)
-head, labels = torch.nn.Linear(4, 9), torch.randint(9, (2, 5))
-loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
-loss.backward()
-assert hidden.grad is not None and head.weight.grad is not None
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-
-
-def test_file_is_a_technique_file():
-    text = Path(inspect.getfile(chunked_loss)).read_text()
-    assert len(text.splitlines()) <= 150
-    header = inspect.getdoc(chunked_loss) or ""
-    assert len(header.splitlines()) <= 16
-    for name in ("Computes", "Without", "Memory", "Use", "Price", "Source", "Unlike"):
-        assert f"\n{name} " in header
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
-    assert all((f.end_lineno or 0) - f.lineno < 40 for f in functions)

@@ -1,12 +1,6 @@
 """Padding to a multiple: values, integers whatever comes in, and the slots of the header."""
 
-import ast
-import inspect
 import math
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlab.techniques import pad_to_multiple
 from memlab.techniques.pad_to_multiple import collate, pad, padded_length, shapes, slots
 
 TWO = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4, 5], "labels": [4, 5]}]
@@ -188,27 +181,3 @@ def test_inputs_stay_as_they_are():
     batch = collate(rows)
     batch["input_ids"].fill_(9)
     assert [row["input_ids"].tolist() for row in rows] == [[1, 2], [3]]
-
-
-def test_runs_alone_without_memlab(tmp_path):
-    shutil.copy(Path(inspect.getfile(pad_to_multiple)), tmp_path)
-    script = """
-import sys
-sys.modules["memlab"] = None
-from pad_to_multiple import collate, pad
-batch = collate([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}], pad_to_multiple_of=8)
-assert batch["input_ids"].shape == (1, 8)
-assert pad([[1], [2, 3]], 0, multiple=8, side="left").shape == (2, 8)
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-
-
-def test_file_is_a_technique_file():
-    text = Path(inspect.getfile(pad_to_multiple)).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    header = inspect.getdoc(pad_to_multiple) or ""
-    assert len(header.splitlines()) <= 16
-    for name in ("Computes", "Instead", "Memory", "Use", "Price", "Source", "Unlike"):
-        assert f"\n{name} " in header
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
-    assert all((f.end_lineno or 0) - f.lineno < 40 for f in functions)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import rows_of
 
 from memlab.experiments.training import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
@@ -122,16 +123,6 @@ def test_model_inputs_are_on_one_device_and_share_their_lengths():
 
 
 # ----------------------------------------------------------------------------- the same training
-
-
-def rows_of(vocabulary: int, lengths=(5, 23, 2, 11, 40, 1, 17)) -> list[dict]:
-    rng = np.random.default_rng(0)
-    rows = []
-    for length in lengths:
-        ids = rng.integers(1, vocabulary, length)
-        labels = np.where(rng.random(length) < 0.7, ids, -100)
-        rows.append({"input_ids": ids, "labels": labels})
-    return rows
 
 
 def step(name: str, attention: str, micro_batches: list[dict], loss_type: str) -> tuple:

@@ -1,13 +1,6 @@
 """Truncation: the worked values, TRL's own code, and what must hold for any rows."""
 
-import ast
-import inspect
-import shutil
-import subprocess
-import sys
-import time
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +10,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlab.techniques import truncation
 from memlab.techniques.pad_to_multiple import collate
 from memlab.techniques.truncation import (
     truncate_completions,
@@ -552,39 +544,3 @@ def test_arrays_are_cut_without_a_copy():
     ids = np.arange(10)
     (cut,) = truncate_sft([{"input_ids": ids, "labels": ids}], 4)
     assert cut["input_ids"].base is ids
-
-
-def test_a_hundred_thousand_rows_take_seconds():
-    ids = np.arange(600)
-    labels = np.where(ids < 300, -100, ids)
-    rows = [{"input_ids": ids, "labels": labels}] * 100_000
-    start = time.process_time()
-    assert len(truncate_sft(rows, 512)) == 100_000
-    assert time.process_time() - start < 10  # 0.6 s here
-
-
-# -------------------------------------------------------------------------------- the file alone
-
-
-def test_runs_alone_without_memlab(tmp_path):
-    shutil.copy(Path(inspect.getfile(truncation)), tmp_path)
-    script = """
-import sys
-sys.modules["memlab"] = None
-from truncation import truncate_sft
-rows = [{"input_ids": [3, 4], "labels": [-100, 4]}]
-assert truncate_sft(rows, 1, truncation_mode="keep_end") == [{"input_ids": [4], "labels": [4]}]
-assert truncate_sft(rows, 1) == []
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-
-
-def test_file_is_a_technique_file():
-    text = Path(inspect.getfile(truncation)).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    header = inspect.getdoc(truncation) or ""
-    assert len(header.splitlines()) <= 16
-    for name in ("Computes", "Instead", "Memory", "Use", "Price", "Source", "Unlike"):
-        assert f"\n{name} " in header
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
-    assert all((f.end_lineno or 0) - f.lineno < 40 for f in functions)

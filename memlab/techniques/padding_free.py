@@ -8,9 +8,9 @@ Price        none: padding's share of every product falls away; equal rows save 
 Use          varlen_attention.register(); model.set_attn_implementation(varlen_attention.NAME)
              batch = collate(rows); model(**model_inputs(batch))
 Source       Kundu et al. 2024, arXiv 2407.09105
-Differs      from transformers' DataCollatorWithFlattening: a packed row brings its `seq_lengths`,
-             and cu_seqlens are made once, on the host, never derived from positions in a layer
-Licence      Apache-2.0; tested with torch 2.11 to 2.13, transformers 5.17 to 5.24
+Unlike       transformers' DataCollatorWithFlattening: a packed row brings its `seq_lengths`, and
+             cu_seqlens are made once, on the host, never derived from positions in a layer.
+             Apache-2.0; torch 2.11 to 2.13, transformers 5.17 to 5.24
 """
 
 from collections.abc import Mapping, Sequence

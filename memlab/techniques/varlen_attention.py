@@ -6,9 +6,9 @@ Memory       kept for backward: q, k, v, out and 4 * H * N bytes of row sums, as
 Price        work grows with sum(t_i ** 2), not (sum t_i) ** 2
 Use          register(); model.set_attn_implementation(NAME)
 Source       Dao 2023, arXiv 2307.08691; the kernel is torch.nn.attention.varlen's
-Differs      from transformers' "flash_attention_2": needs no package beside torch; without
-             cu_seqlens it raises, and never derives them from positions (a device sync a layer)
-Licence      Apache-2.0; tested with torch 2.11 to 2.13, transformers 5.17 to 5.24
+Unlike       transformers' "flash_attention_2": needs no package beside torch; without cu_seqlens
+             it raises, and never derives them from positions, which costs a device sync a layer.
+             Apache-2.0; torch 2.11 to 2.13, transformers 5.17 to 5.24
 """
 
 import inspect

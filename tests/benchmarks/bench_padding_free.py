@@ -77,8 +77,8 @@ class Side:
 def main() -> None:
     """Measure, print, and give the figures as JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--loss", default="nll", choices=tuple(HEAD_LOSSES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=20)
@@ -90,6 +90,7 @@ def main() -> None:
         max_length=options.max_length,
         max_steps=1,
         loss_type=options.loss,
+        gradient_checkpointing=True,
         seed=options.seed,
     )
     made = {name: (side, prepare(side, "cuda")) for name, side in sides(recipe).items()}
