@@ -1,6 +1,7 @@
 """Figures of the sequence lessons: their numbers against slow counting, what they draw and say."""
 
 import base64
+import io
 import itertools
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from made_steps import made_step
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from memlab.data.lengths import chat_like
 from memlab.instruments.measurement import CATEGORIES, Measurement
@@ -27,6 +29,7 @@ from memlab.widgets.layouts import layouts
 from memlab.widgets.length_explorer import spread
 from memlab.widgets.live import Live
 from memlab.widgets.multiples import largest_within, padded_to
+from memlab.widgets.png import png
 from memlab.widgets.rows import batch_widths, data_sets, length_steps, percent
 
 SKEWED = [4096, 512, 512, 512]
@@ -171,6 +174,11 @@ def test_a_choice_of_data_sets_is_a_dropdown() -> None:
         shown.data.value = "equal"  # type: ignore[attr-defined]
         assert shown.failure is None
     assert explore_lengths(CHAT).data.layout.display == "none"
+
+
+def test_a_png_holds_the_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    assert (np.asarray(Image.open(io.BytesIO(png(pixels)))) == pixels).all()
 
 
 def test_percentages_are_never_a_false_nothing_or_all() -> None:

@@ -27,7 +27,7 @@ from memlab.widgets.slots import boxes, draw_documents, draw_padding, rectangles
 from memlab.widgets.style import DOCUMENTS, FONT, HATCH, INK, KEPT, LOST
 
 SHOWN = 24  # bins a strategy, at most
-MANY = 300_000  # bins, for which the slider does not go to shorter ones
+MANY = 150_000  # bins, for which the slider does not go to shorter ones
 ROOM = "#ececec"
 TALL = 4.75  # inches
 
@@ -119,7 +119,12 @@ class ExplorePacking(Live):
             cut = np.minimum(rows, limit)
             longest, count = batch_widths(cut, self.batch_size)
             padded = float(longest @ count / cut.sum())
-            self._found[key] = [packed(rows, limit, name) for name in STRATEGIES], padded
+            bfd, split, wrapped = STRATEGIES
+            found = {name: packed(rows, limit, name) for name in (bfd, wrapped)}
+            whole = rows.max() <= limit  # nothing to split: the same bins
+            again = found[bfd]._replace(strategy=split)
+            found[split] = again if whole else packed(rows, limit, split)
+            self._found[key] = [found[name] for name in STRATEGIES], padded
         return self._found[key]
 
     @property
@@ -143,6 +148,7 @@ class ExplorePacking(Live):
             Patch(fc=colour, label="document"),
             Patch(fc=colour, hatch="////", ec=HATCH, label="continued from another bin"),
             Patch(fc=ROOM, label="room"),
+            Patch(fc="none", label=f"at most {SHOWN} bins are shown"),
         ]
         legend(self._panels[0], looks, loc="upper left", anchor=(0.0, -0.01))
         self._bars = self.figure.add_axes((0.2, 0.06 / TALL, 0.788, 1.06 / TALL))
@@ -167,12 +173,10 @@ class ExplorePacking(Live):
     def _caption(self, ax: Axes, found: Packed) -> list[Artist]:
         """Two lines under the strategy's name."""
         left, top = ax.get_position().x0, 1 - 0.55 / TALL
-        drawn = len(found.placement.offsets) - 1
-        shown = f" ({drawn} shown)" if drawn < found.bins else ""
         return [
             self.figure.text(left, top - down / TALL, text, fontsize=FONT, color=colour)
             for down, text, colour in (
-                (0.19, f"{_bins_of(found)}{shown}, {percent(found.efficiency)} full", INK),
+                (0.19, f"{_bins_of(found)}, {percent(found.efficiency)} full", INK),
                 (0.37, _fate(found), LOST.colour if found.lost else INK),
             )
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import ipywidgets
@@ -150,43 +150,46 @@ class ExploreLayouts(Live):
         """The chosen batch, four ways."""
         return layouts(self.lengths, self.max_length.value, self.multiple.value)
 
-    def ground(self) -> Hashable:
-        moved = (self.data, self.batch, self.batch_size, self.max_length, self.multiple)
-        return tuple(control.value for control in moved)
+    def ground(self) -> None:
+        return None  # empty axes
 
     def draw_ground(self) -> None:
-        shown = self.layouts
-        ax = self.figure.add_axes((0.012, 0, 0.976, 1))
-        bare(ax)
-        ax.set_xlim(0, max(int(layout.widths.max()) for layout in shown))
-        ax.set_ylim(TALL, 0)
+        self._ax = self.figure.add_axes((0.012, 0, 0.976, 1))
+        bare(self._ax)
+        self._ax.set_ylim(TALL, 0)
+
+    def draw_over(self) -> Sequence[Artist]:
+        shown, ax = self.layouts, self._ax
+        ax.set_xlim(0, max(max(int(layout.widths.max()), layout.room) for layout in shown))
         rows = sum(len(layout.widths) for layout in shown)
         each = min(ROW, (TALL - TOP - len(shown) * CAPTION - 0.1) / rows)
-        top, pieces, padding, room = TOP, [], [], []
+        top, high, captions = TOP, 0.86 * each, []
+        pieces, padding, room = [], [], []
         for layout in shown:
-            self._caption(top, layout)
+            captions += self._caption(top, layout)
             tops = top + CAPTION + each * np.arange(len(layout.widths))
-            high = 0.86 * each
             pieces.append(boxes(layout.left, layout.right, tops[layout.row], high))
             filled = np.zeros(len(layout.widths), int)
             np.maximum.at(filled, layout.row, layout.right)
             padding.append(boxes(filled, layout.widths, tops, high))
             room.append(boxes(filled, np.maximum(filled, layout.room), tops, high))
             top += CAPTION + each * len(layout.widths)
-        draw_room(ax, np.concatenate(room))
-        draw_padding(ax, np.concatenate(padding))
-        draw_documents(
-            ax, np.concatenate([layout.documents for layout in shown]), np.concatenate(pieces)
-        )
-        heading(self.figure, self._finding(shown))
+        documents = np.concatenate([layout.documents for layout in shown])
+        return [
+            *draw_room(ax, np.concatenate(room)),
+            *draw_padding(ax, np.concatenate(padding)),
+            *draw_documents(ax, documents, np.concatenate(pieces)),
+            *captions,
+            heading(self.figure, self._finding(shown)),
+        ]
 
-    def _caption(self, top: float, layout: Layout) -> None:
+    def _caption(self, top: float, layout: Layout) -> list[Artist]:
         """The layout's name in bold, then its numbers, above its rows."""
-        style = {"fontsize": FONT, "color": INK, "va": "baseline"}
         y = 1 - (top + 0.23) / TALL
-        name = self.figure.text(0.012, y, layout.name, fontweight="bold", **style)
+        name = self.figure.text(0.012, y, layout.name, fontsize=FONT, fontweight="bold", color=INK)
         after = name.get_window_extent().x1 / self.figure.bbox.width + 0.012
-        self.figure.text(after, y, f"{layout.shape}, {self._measures(layout)}", **style)
+        text = f"{layout.shape}, {self._measures(layout)}"
+        return [name, self.figure.text(after, y, text, fontsize=FONT, color=INK)]
 
     def _measures(self, layout: Layout) -> str:
         useful = f"{percent(layout.useful)} useful"
@@ -202,9 +205,6 @@ class ExploreLayouts(Live):
             f"{percent(1 - free / padded)} of the padded batch is padding: "
             f"{padded:,} slots for {free:,} tokens"
         )
-
-    def draw_over(self) -> Sequence[Artist]:
-        return ()
 
     def says(self) -> str:
         shown = self.layouts

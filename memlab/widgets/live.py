@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from memlab.widgets.figures import new_figure
+from memlab.widgets.png import png
 from memlab.widgets.show import DPI
 
 
@@ -91,11 +91,7 @@ class Live:
         for artist in self.draw_over():
             self.figure.draw_artist(artist)
             artist.remove()
-        data = io.BytesIO()
-        Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(
-            data, "png", compress_level=1
-        )
-        return data.getvalue()
+        return png(np.asarray(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")))
 
     def guarded(self, act: Callable[[], None]) -> None:
         """Runs `act`; what it raises is shown in one line in the widget."""

@@ -41,20 +41,24 @@ def draw_documents(
     if continued is not None:
         drawn += hatch(ax, corners[continued], "////", HATCH)
     if len(documents) <= NAMES_AT_MOST:
-        drawn += _number(ax, documents, corners)
+        hatched = np.zeros(len(documents), bool) if continued is None else continued
+        drawn += _number(ax, documents, corners, hatched)
     return drawn
 
 
-def _number(ax: Axes, documents: np.ndarray, corners: np.ndarray) -> list[Artist]:
+def _number(
+    ax: Axes, documents: np.ndarray, corners: np.ndarray, hatched: np.ndarray
+) -> list[Artist]:
     (wide, high), (left, right), (bottom, top) = points(ax), ax.get_xlim(), ax.get_ylim()
     drawn: list[Artist] = []
-    for document, box in zip(documents, corners, strict=True):
+    for document, box, lines in zip(documents, corners, hatched, strict=True):
         room = np.ptp(box, axis=0) * [wide / abs(right - left), high / abs(top - bottom)]
         name, size = str(document + 1), min(FONT - 1, 0.8 * room[1])
         if size >= 5 and room[0] > text_width(name, size) + 3:
             ground, ink = DOCUMENTS[document % len(DOCUMENTS)]
             style: dict[str, Any] = {"fontsize": size, "color": ink, "ha": "center"}
-            style["bbox"] = {"facecolor": ground, "edgecolor": "none", "pad": 0.5}
+            if lines:  # none through the number
+                style["bbox"] = {"facecolor": ground, "edgecolor": "none", "pad": 0.5}
             x, y = box.mean(axis=0)
             drawn.append(ax.text(x, y, name, va="center_baseline", **style))
     return drawn
