@@ -22,6 +22,7 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen2.5-0.5B": 494_032_768,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
     "google/gemma-2-2b": 2_614_341_888,
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,
