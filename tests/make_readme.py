@@ -1,13 +1,15 @@
-"""Writes what the README shows of runs: its table and its picture.
+"""Writes what the README shows of runs: its tables and its picture.
 
     python tests/make_readme.py
 
-Both are simulated (the same integers as on a card); tests/test_readme.py holds the table to it.
+All are simulated (the same integers as on a card); tests/test_readme.py holds the tables to them.
 """
 
 from pathlib import Path
+from typing import Any
 
 from memlab.experiments import Recipe, measure
+from memlab.experiments.batching import micro_batches
 from memlab.instruments.measurement import Measurement
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +21,17 @@ CLIMB = [  # what is switched on, one after the other, and whether TRL has it on
     ("chunked cross-entropy", {"loss_type": "chunked_nll"}, "yes"),
     ("gradient checkpointing", {"gradient_checkpointing": True}, "yes"),
     ("expandable segments", {"expandable_segments": True}, "no"),
+]
+ROWS = Recipe.off(model=OFF.model, dataset="docstrings", per_device_train_batch_size=16)
+ROWS_HELD = [  # the same data set, its rows held in other ways; each beside the first, not on top
+    ("rows of up to 2048, padded", {"max_length": 2048}),
+    ("truncation", {"max_length": 512}),
+    ("padding to a multiple", {"max_length": 2048, "pad_to_multiple_of": 64}),
+    ("padding-free", {"max_length": 2048, "padding_free": True}),
+    (
+        "packing, one bin",
+        {"max_length": 2048, "packing": True, "per_device_train_batch_size": 1},
+    ),
 ]
 
 
@@ -49,7 +62,37 @@ def table() -> str:
             f"| {name} | {said} | {in_trl} | {m.peak_allocated_bytes / 1e9:.2f} GB "
             f"| {(m.peak_reserved_bytes or 0) / 1e9:.2f} GB | {f'{saved:.0%}' if saved else ''} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *sequences()])
+
+
+def sequences() -> list[str]:
+    """The table of the techniques for rows of unequal length, line by line."""
+    lines = [
+        f"Techniques for rows of unequal length: {ROWS.model}, {ROWS.per_device_train_batch_size} "
+        "documentation strings a step, everything else off; each row stands alone, and the last "
+        "column is what lies above the weights and the optimizer's state:",
+        "",
+        "| technique | switches | slots | tokens in them | peak allocated | a token |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, switches in ROWS_HELD:
+        recipe = ROWS.replace(**switches)
+        *_, last = micro_batches(recipe, count=recipe.max_steps, vocab_size=1, fill="zeros")
+        m = measure(recipe, device="simulated")
+        slots, tokens = last["labels"].numel(), tokens_in(last)
+        model = m.by_category["parameters"] + m.by_category["optimizer_state"]
+        said = ", ".join(f"`{switch}={value}`" for switch, value in switches.items())
+        lines.append(
+            f"| {name} | {said} | {slots:,} | {tokens:,} | {m.peak_allocated_bytes / 1e9:.2f} GB "
+            f"| {(m.metered_peak_bytes - model) / tokens / 1e6:.1f} MB |"
+        )
+    return lines
+
+
+def tokens_in(batch: dict[str, Any]) -> int:
+    """Slots of a batch that no padding fills (its rows are not filled up to a multiple)."""
+    mask = batch.get("attention_mask")
+    return batch["labels"].numel() if mask is None else int(mask.sum())
 
 
 def with_table(readme: str) -> str:
