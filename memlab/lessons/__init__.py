@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from memlab.lessons import chunked, start, where
+from memlab.lessons import chunked, cutting, packed, start, where
 from memlab.lessons.code import show_code
 from memlab.lessons.judging import Exercise, Question, Verdict, plain
 from memlab.lessons.spelling import in_trl
@@ -15,6 +15,8 @@ __all__ = ["Question", "Verdict", "ask", "check", "in_trl", "show_code"]
 EXERCISES: dict[str, Exercise] = {
     **start.EXERCISES,
     **where.EXERCISES,
+    **cutting.EXERCISES,
+    **packed.EXERCISES,
     **chunked.EXERCISES,
 }
 _wrong_attempts: Counter[str] = Counter()

@@ -45,6 +45,12 @@ LONG = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 MULTIPLES = (8, 64, 512, 1024, 1536, 2048)
 ONE_ROW: dict[str, Any] = {"per_device_train_batch_size": 1, "max_length": 512}
 BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
+TORCHTUNE = Recipe.off(  # the setting of its README's table of optimizations
+    model="meta-llama/Llama-3.2-3B",
+    dataset="docstrings",
+    per_device_train_batch_size=2,
+    max_length=4096,
+)
 GRIDS = {
     "01_first_knobs": GridSpec(
         Recipe.off(),
@@ -65,6 +71,18 @@ GRIDS = {
     ),
     "02_defaults": GridSpec(
         Recipe.defaults(), {"per_device_train_batch_size": (1, 4), "max_length": LONG}
+    ),
+    "04_claim": GridSpec(
+        TORCHTUNE,
+        {
+            "packing": (False, True),
+            "loss_type": ("nll", "chunked_nll"),
+            "gradient_checkpointing": (False, True),
+        },
+    ),
+    "03_batches": GridSpec(
+        Recipe.defaults(dataset="docstrings"),
+        {"per_device_train_batch_size": (8, 16, 32, 64, 128), "padding_free": (False, True)},
     ),
     "05_multiples": GridSpec(Recipe.off(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
     "05_defaults": GridSpec(Recipe.defaults(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
