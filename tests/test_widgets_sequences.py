@@ -255,6 +255,8 @@ def test_the_second_slider_names_the_smallest_max_length() -> None:
 def test_the_histogram_holds_every_token_and_those_lost() -> None:
     shown = explore_lengths(CHAT, max_length=512)
     assert shown._heights.sum() == pytest.approx(1)
+    for edge, share in zip(shown._edges[1:], shown._heights.cumsum(), strict=True):
+        assert share == pytest.approx(CHAT[edge >= CHAT].sum() / CHAT.sum())
     lost = shown._in_bins(np.maximum(shown.lengths.ascending - 512, 0))
     assert lost.sum() == pytest.approx(shown.cut(512).tokens)
     assert lost[shown._edges[1:] <= 512].sum() == 0
@@ -371,6 +373,11 @@ def test_slots_and_shapes_are_what_a_slow_count_gives(rows: int, size: int) -> N
         )
 
 
+def test_a_last_batch_of_fewer_rows_is_a_shape_of_its_own() -> None:
+    (found,) = padded_to(np.array([5, 5, 5]), 2, (8,))
+    assert (found.slots, found.shapes) == (24, 2)
+
+
 def test_the_largest_multiple_within_a_share_is_named() -> None:
     shown = explore_multiples([500] * 4, batch_size=4, waste=0.02, multiples=(8, 64, 128, 512))
     assert [p.slots for p in shown.found] == [2000, 2016, 2048, 2048, 2048]
@@ -401,6 +408,11 @@ def test_bins_of_the_worked_example() -> None:
     assert split.efficiency == 11 / 12
     assert "bfd loses 9.1 % of the tokens" in said(shown)
     assert {"1", "2", "3", "4"} <= {text for text, _ in drawn_texts(shown)}
+
+
+def test_a_document_that_ends_with_a_bin_is_not_split() -> None:
+    found = packed(np.array([4, 2, 2, 3, 2]), 4, "wrapped")
+    assert (found.bins, found.split) == (4, 1 / 5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
