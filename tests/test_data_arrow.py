@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets
+from datasets import ClassLabel, Dataset, Features, LargeList, List, Value, concatenate_datasets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,6 +175,13 @@ def test_format_split_and_info_stay():
     assert packed.column_names == ["input_ids", "labels", "seq_lengths"]
     assert "seq_lengths" not in dataset.features  # the first data set is as it was
     assert dataset[:] == {"input_ids": ROWS, "labels": ROWS}
+
+
+def test_features_that_arrow_does_not_know_stay():
+    features = Features({"input_ids": List(Value("int64")), "tags": List(ClassLabel(names=["a"]))})
+    dataset = Dataset.from_dict({"input_ids": [[1, 2]], "tags": [[0, 0]]}, features=features)
+    packed = map_ragged(dataset, partial(pack, max_length=1, strategy="wrapped"))
+    assert packed.features == features
 
 
 def test_packed_data_sets_go_on_as_data_sets_do(tmp_path):

@@ -21,7 +21,7 @@ def lower_bound(lengths: Sequence[int] | np.ndarray, max_length: int) -> int:
     sizes = np.minimum(np.asarray(lengths, np.int64), max_length)
     size = max(1, min(max_length, int(sizes.sum())))  # more room than tokens changes nothing
     count = np.bincount(sizes, minlength=size + 1)
-    items = np.cumsum(count) - count[0]  # (size + 1,) of 1 to so many tokens
+    items = np.cumsum(count)  # (size + 1,) of at most so many tokens
     tokens = np.cumsum(count * np.arange(size + 1))
     a, half = np.arange(size // 2 + 1), size // 2
     beside = (items[size - a] - items[half]) * size - (tokens[size - a] - tokens[half])

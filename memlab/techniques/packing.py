@@ -97,7 +97,7 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
     L = max(1, min(max_length, int(lengths.sum())))  # more room than tokens changes nothing
     if strategy == "wrapped":
         ends = np.cumsum(lengths)
-        cuts = np.union1d(np.append(0, ends), np.arange(0, lengths.sum(), L))
+        cuts, _ = np.unique(np.r_[0, ends, 0 : ends[-1:].sum() : L], return_counts=True)  # by sort
         rows = np.searchsorted(ends, cuts[:-1], side="right")
         starts = cuts[:-1] - (ends - lengths)[rows]
         offsets = np.flatnonzero(np.append(cuts[:-1] % L == 0, True))
