@@ -83,8 +83,12 @@ def test_numbers_of_other_libraries_are_numbers(
 
 
 def test_every_exercise_has_a_question_and_a_form() -> None:
-    ids = [f"{lesson}{letter}" for lesson in ("00", "01", "06") for letter in "abc"]
-    assert list(lessons.EXERCISES) == ids
+    ids = list(lessons.EXERCISES)
+    assert ids == sorted(ids)
+    for lesson in {exercise[:2] for exercise in ids}:
+        letters = [exercise[2:] for exercise in ids if exercise.startswith(lesson)]
+        assert len(letters) >= 3
+        assert letters == list("abcdef"[: len(letters)])
     for exercise in lessons.EXERCISES:
         assert repr(ask(exercise)).startswith(f"{exercise}: ")
         assert ask(exercise)._repr_markdown_().endswith(".*")

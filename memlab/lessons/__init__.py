@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from memlab.lessons import chunked, cutting, packed, start, where
+from memlab.lessons import apart, chunked, cutting, packed, rounding, start, where
 from memlab.lessons.code import show_code
 from memlab.lessons.judging import Exercise, Question, Verdict, plain
 from memlab.lessons.spelling import in_trl
@@ -16,7 +16,9 @@ EXERCISES: dict[str, Exercise] = {
     **start.EXERCISES,
     **where.EXERCISES,
     **cutting.EXERCISES,
+    **apart.EXERCISES,
     **packed.EXERCISES,
+    **rounding.EXERCISES,
     **chunked.EXERCISES,
 }
 _wrong_attempts: Counter[str] = Counter()
