@@ -64,16 +64,16 @@ def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     longest first, equal ones in input order, each into the bin with the least room that suffices
     (of several the one that has had this room longest: first in, first out), else a new one."""
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
-    order = np.argsort((L - lengths).astype(small), kind="stable")
+    order = np.argsort(L - lengths.astype(small), kind="stable")
     moves = _moves(np.bincount(lengths, minlength=L + 1), L)
-    room, left, each = (np.repeat(moves[:, i], moves[:, 2]) for i in (0, 1, 3))  # one a bin
+    room, left, each = (np.repeat(moves[:, i].astype(small), moves[:, 2]) for i in (0, 1, 3))
     # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
     # with room r stopped. Such links, followed backward, end at the move that opened the bin.
-    taking = np.argsort(room.astype(small), kind="stable")[: np.count_nonzero(room < L)]
-    leaving = np.argsort(left.astype(small), kind="stable")
-    below = [np.cumsum(np.bincount(r + 1, minlength=L + 2)) for r in (left, room)]
+    taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]
+    leaving = np.argsort(left, kind="stable")
+    gap = np.subtract(*(np.bincount(moves[:, i] + 1, moves[:, 2], L + 2).cumsum() for i in (1, 0)))
     opened = np.arange(len(room))
-    opened[taking] = leaving[np.arange(len(taking)) + (below[0] - below[1])[room[taking]]]
+    opened[taking] = leaving[np.arange(len(taking)) + gap.astype(int)[room[taking]]]
     while not np.array_equal(opened, further := opened[opened]):
         opened = further
     bins = np.repeat((np.cumsum(room == L) - 1)[opened], each)  # one an item, longest first
