@@ -1,0 +1,78 @@
+"""Masked sums over sequences, and the errors that all their losses share."""
+
+import pytest
+import torch
+
+from memlab.losses.sequences import choice, floats, integers, number, sequence_logps
+
+LOGPS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -16.0, -32.0]])
+MASK = torch.tensor([[1, 1, 0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+def test_sums_what_the_mask_keeps(dtype):
+    assert sequence_logps(LOGPS, MASK.to(dtype)).tolist() == [-3, -16]
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 7.0])
+def test_what_the_mask_drops_counts_nothing(junk):
+    logps = LOGPS.masked_fill(MASK == 0, junk).requires_grad_()
+    sums = sequence_logps(logps, MASK)
+    sums.sum().backward()
+    assert sums.tolist() == [-3, -16]
+    assert logps.grad is not None
+    assert logps.grad.tolist() == MASK.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_sums_in_at_least_fp32(dtype):
+    sums = sequence_logps(torch.full((1, 300), -9.0, dtype=dtype), torch.ones(1, 300).bool())
+    assert sums.dtype == torch.promote_types(dtype, torch.float32)
+    assert sums.item() == -2700  # fp16 and bf16 cannot hold it
+
+
+def test_gradcheck():
+    assert torch.autograd.gradcheck(
+        lambda logps: sequence_logps(logps, MASK), LOGPS.double().requires_grad_()
+    )
+
+
+def test_tensors_share_a_dtype():
+    a, b, c = floats("(B,)", a=torch.zeros(2).bfloat16(), b=torch.zeros(2).double(), c=LOGPS[0, :2])
+    assert a.dtype == b.dtype == c.dtype == torch.float64
+    assert floats("(B,)", a=torch.zeros(2).half())[0].dtype == torch.float32
+
+
+def test_bad_tensors():
+    with pytest.raises(ValueError, match=r"logps must have the shape \(B, T\).* not \(3,\)"):
+        sequence_logps(LOGPS[0], MASK[0])
+    with pytest.raises(ValueError, match="logps hold no row"):
+        sequence_logps(LOGPS[:0], MASK[:0])
+    with pytest.raises(ValueError, match=r"mask must have the shape \(2, 3\), not \(2, 2\)"):
+        sequence_logps(LOGPS, MASK[:, :2])
+    with pytest.raises(TypeError, match=r"mask must be a tensor of bools or ints, not torch.float"):
+        sequence_logps(LOGPS, MASK.float())
+    with pytest.raises(TypeError, match="mask must be a tensor of bools or ints, not list"):
+        sequence_logps(LOGPS, MASK.tolist())
+    with pytest.raises(TypeError, match=r"logps must be a tensor of floats, not torch.int64"):
+        sequence_logps(MASK, MASK)
+    with pytest.raises(TypeError, match="logps must be a tensor of floats, not list"):
+        sequence_logps(LOGPS.tolist(), MASK)
+    with pytest.raises(ValueError, match=r"a and b .* all the same, not \(2,\), \(3,\)"):
+        floats("(B,)", a=torch.zeros(2), b=torch.zeros(3))
+    with pytest.raises(TypeError, match=r"torch.bool, not torch.int64"):
+        integers("which", MASK, LOGPS, only=torch.bool)
+
+
+def test_bad_switches():
+    number("beta", 2, lambda b: b > 1, "above 1")
+    for value in (1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"beta must be above 1, not {value}"):
+            number("beta", value, lambda b: b > 1, "above 1")
+    for value in ("2", None, True):
+        with pytest.raises(TypeError, match=f"beta must be a number above 1, not {value!r}"):
+            number("beta", value, lambda b: b > 1, "above 1")
+    choice("kind", "a", ("a", "b"))
+    for value in ("c", None, ["a"]):
+        with pytest.raises(ValueError, match="kind must be one of a, b, not "):
+            choice("kind", value, ("a", "b"))
