@@ -41,7 +41,12 @@ def trainer(**attributes):
         "model": Stub(training=True),
         "ref_model": "reference",
         "_metrics": defaultdict(lambda: defaultdict(list)),
-        "_logs": defaultdict(lambda: defaultdict(list)),
+        "_logs": {
+            "prompt": [],
+            "completion": [],
+            "advantages": [],
+            "rewards": defaultdict(list),
+        },
         "_pending_extra_logs": {},
         "_pending_metrics": {},
         "_total_train_tokens": 0,
