@@ -160,11 +160,13 @@ class ExploreLayouts(Live):
 
     def draw_over(self) -> Sequence[Artist]:
         shown, ax = self.layouts, self._ax
-        ax.set_xlim(0, max(max(int(layout.widths.max()), layout.room) for layout in shown))
+        widest = max(int(layout.widths.max()) for layout in shown)
+        room = max(layout.room for layout in shown)
+        ax.set_xlim(0, max(widest, min(room, 1.1 * widest)))  # much free room runs off the right
         rows = sum(len(layout.widths) for layout in shown)
         each = min(ROW, (TALL - TOP - len(shown) * CAPTION - 0.1) / rows)
         top, high, captions = TOP, 0.86 * each, []
-        pieces, padding, room = [], [], []
+        pieces, padding, free = [], [], []
         for layout in shown:
             captions += self._caption(top, layout)
             tops = top + CAPTION + each * np.arange(len(layout.widths))
@@ -172,11 +174,11 @@ class ExploreLayouts(Live):
             filled = np.zeros(len(layout.widths), int)
             np.maximum.at(filled, layout.row, layout.right)
             padding.append(boxes(filled, layout.widths, tops, high))
-            room.append(boxes(filled, np.maximum(filled, layout.room), tops, high))
+            free.append(boxes(filled, np.maximum(filled, layout.room), tops, high))
             top += CAPTION + each * len(layout.widths)
         documents = np.concatenate([layout.documents for layout in shown])
         return [
-            *draw_room(ax, np.concatenate(room)),
+            *draw_room(ax, np.concatenate(free)),
             *draw_padding(ax, np.concatenate(padding)),
             *draw_documents(ax, documents, np.concatenate(pieces)),
             *captions,
