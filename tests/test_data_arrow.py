@@ -20,7 +20,7 @@ ROWS = [[1, 2, 3, 4, 5], [], [6, 7], [8, 9, 10], [11]]
 
 
 def rows_of(column):
-    return [column.values[a:b].tolist() for a, b in zip(column.offsets[:-1], column.offsets[1:])]  # noqa: B905
+    return [column.values[a:b].tolist() for a, b in zip(column.starts, column.stops, strict=True)]
 
 
 def of_table(**columns):
@@ -60,8 +60,7 @@ def test_rows_come_out_as_they_are(make):
     assert dataset["input_ids"][:] == ROWS  # the test's own data
     column = to_ragged(dataset)["input_ids"]
     assert rows_of(column) == ROWS
-    assert column.offsets.dtype == np.int64
-    assert column.offsets[0] == 0
+    assert column.starts.dtype == column.stops.dtype == np.int64
 
 
 @pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
@@ -197,7 +196,8 @@ def test_packed_data_sets_go_on_as_data_sets_do(tmp_path):
 def test_more_values_than_offsets_count_become_chunks(monkeypatch):
     monkeypatch.setattr(arrow, "_MOST", 6)
     rows = [[1, 2, 3], [4, 5, 6], [], [7], [8, 9, 10, 11, 12, 13], [14]]
-    column = Ragged(np.arange(1, 15), np.cumsum([0, *map(len, rows)]))
+    ends = np.cumsum([0, *map(len, rows)])
+    column = Ragged(np.arange(1, 15), ends[:-1], ends[1:])
     made = from_ragged({"input_ids": column})
     assert made["input_ids"][:] == rows
     chunks = made.data.table["input_ids"].chunks
@@ -207,8 +207,20 @@ def test_more_values_than_offsets_count_become_chunks(monkeypatch):
 
 def test_a_row_of_more_values_than_offsets_count_is_no_endless_loop(monkeypatch):
     monkeypatch.setattr(arrow, "_MOST", 2)
-    made = from_ragged({"input_ids": Ragged(np.arange(4), np.array([0, 1, 4]))})
+    made = from_ragged({"input_ids": Ragged(np.arange(4), np.array([0, 1]), np.array([1, 4]))})
     assert made["input_ids"][:] == [[0], [1, 2, 3]]
+
+
+def test_rows_that_lie_anywhere_are_gathered():
+    column = Ragged(np.arange(9), np.array([5, 0, 2, 5]), np.array([8, 2, 2, 6]))
+    made = from_ragged({"input_ids": column})
+    assert made["input_ids"][:] == [[5, 6, 7], [0, 1], [], [5]]
+
+
+def test_a_shuffled_data_set_is_not_copied():
+    dataset = Dataset.from_dict({"input_ids": ROWS})
+    whole = to_ragged(dataset)["input_ids"].values
+    assert np.shares_memory(to_ragged(dataset.shuffle(seed=0))["input_ids"].values, whole)
 
 
 @pytest.mark.parametrize(

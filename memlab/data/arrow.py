@@ -1,7 +1,7 @@
-"""The list columns of a `datasets.Dataset` as flat NumPy values and offsets, and back.
+"""The list columns of a `datasets.Dataset` as flat NumPy values and where rows lie, and back.
 
 Works on Arrow's buffers: no Python object a token, and no copy of the values where Arrow holds a
-column in one chunk in the data set's order. Whatever rearranges tokens can then be NumPy alone:
+column in one chunk, shuffled or not. Whatever rearranges tokens can then be NumPy alone:
 
     packed = map_ragged(dataset, partial(pack, max_length=1024, strategy="bfd"))
 
@@ -23,10 +23,11 @@ _MOST = 2**31 - 1  # values that a chunk of a list column can hold: its offsets 
 
 
 class Ragged(NamedTuple):
-    """Rows of unequal length: row i is values[offsets[i]:offsets[i + 1]]."""
+    """Rows of unequal length: row i is values[starts[i]:stops[i]], wherever that lies."""
 
     values: np.ndarray  # (N,)
-    offsets: np.ndarray  # (rows + 1,) int64
+    starts: np.ndarray  # (rows,) int64
+    stops: np.ndarray  # (rows,) int64
 
 
 def to_ragged(dataset: Dataset) -> dict[str, Ragged]:
@@ -48,11 +49,14 @@ def to_ragged(dataset: Dataset) -> dict[str, Ragged]:
     if dataset._indices is None:
         return columns
     order = dataset._indices.column(0).to_numpy().astype(np.int64)
-    return {name: _take(column, order) for name, column in columns.items()}
+    return {
+        name: Ragged(values, starts[order], stops[order])
+        for name, (values, starts, stops) in columns.items()
+    }
 
 
 def from_ragged(columns: Mapping[str, Any], like: Dataset | None = None) -> Dataset:
-    """A data set in memory of these columns (anything with values and offsets).
+    """A data set in memory of these columns (anything with the fields of `Ragged`).
 
     From `like` it takes features, info, split and format; new columns join the format's columns.
     """
@@ -105,7 +109,8 @@ def _column(name: str, column: pa.ChunkedArray) -> Ragged:
         if len(flat):
             values.append(flat.to_numpy(zero_copy_only=False))
     joined = values[1] if len(values) == 2 else np.concatenate(values)
-    return Ragged(joined, np.cumsum(np.concatenate(sizes), dtype=np.int64))
+    ends = np.cumsum(np.concatenate(sizes), dtype=np.int64)
+    return Ragged(joined, ends[:-1], ends[1:])
 
 
 def _dtype(name: str, kind: pa.DataType) -> Any:
@@ -123,19 +128,21 @@ def _dtype(name: str, kind: pa.DataType) -> Any:
     raise TypeError(f"column {name} holds {kind}, not lists of numbers: remove_columns({name!r})")
 
 
-def _take(column: Ragged, order: np.ndarray) -> Ragged:
-    """The rows in this order."""
-    values, at = column
-    spans = zip(at[order].tolist(), at[order + 1].tolist(), strict=True)
-    taken = np.concatenate([values[:0], *(values[a:b] for a, b in spans)])
-    return Ragged(taken, np.append(0, np.cumsum(np.diff(at)[order])))
+def _contiguous(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Values with one row after the other, and offsets (rows + 1,) into them."""
+    values, starts, stops = rows.values, rows.starts, rows.stops
+    if np.array_equal(starts[1:], stops[:-1]):
+        return values, np.append(starts[:1], stops) if len(starts) else np.zeros(1, np.int64)
+    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    joined = np.concatenate([values[:0], *(values[a:b] for a, b in spans)])
+    return joined, np.append(0, np.cumsum(stops - starts))
 
 
 def _array(rows: Any, kind: pa.DataType | None) -> pa.ChunkedArray:
     """List array, large if `kind` is; else in as few chunks as int32 offsets allow."""
     import pyarrow as pa
 
-    values, offsets = rows.values, rows.offsets
+    values, offsets = _contiguous(rows)
     if kind is not None and pa.types.is_large_list(kind):
         array = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
         return pa.chunked_array([array])

@@ -21,7 +21,8 @@ STRATEGIES = ("bfd", "bfd_split", "wrapped")
 
 class Ragged(NamedTuple):
     values: np.ndarray  # (N,)
-    offsets: np.ndarray  # (rows + 1,): row i is values[offsets[i]:offsets[i + 1]]
+    starts: np.ndarray  # (rows,): row i is values[starts[i]:stops[i]], wherever that lies
+    stops: np.ndarray  # (rows,)
 
 
 class Placement(NamedTuple):
@@ -43,9 +44,8 @@ def _moves(counts: np.ndarray, L: int) -> np.ndarray:
     for length, count in zip(shorter.tolist(), counts[shorter].tolist(), strict=True):
         while count:
             at = bisect_left(rooms, length)
-            room = rooms[at]  # the tightest; a bin stays that while it can take one more, so:
+            free = waiting[room := rooms[at]]  # bins with the tightest room; it stays that, so:
             each = count if count * length <= room else room // length
-            free = waiting[room]
             bins = free if free * each <= count else count // each
             left = room - each * length
             count -= bins * each
@@ -112,20 +112,20 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
 
 def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> dict[str, Any]:
     """Packed rows of at most max_length tokens of {name: column}, or of one column, "input_ids".
-    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (any pair of values and offsets) and
-    come back as such, for "bfd" and "bfd_split" with "seq_lengths", the documents in each row.
+    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (or of its three fields), and come
+    back as such, for "bfd" and "bfd_split" with "seq_lengths", the documents in each row.
     ValueError: max_length, strategy, columns unequal in a row. TypeError: anything but numbers."""
     columns = sequences if hasattr(sequences, "keys") else {"input_ids": sequences}
-    ragged = {k: c if hasattr(c, "offsets") else _ragged(k, c) for k, c in columns.items()}
-    sizes = [np.diff(column.offsets) for column in ragged.values()]
+    ragged = {k: c if hasattr(c, "starts") else _ragged(k, c) for k, c in columns.items()}
+    sizes = [column.stops - column.starts for column in ragged.values()]
     if not (sizes and all(np.array_equal(sizes[0], s) for s in sizes)) or "seq_lengths" in ragged:
         raise ValueError(f"columns {[*ragged]}: give some, equally long in each row, unpacked")
     rows, starts, stops, offsets = place(sizes[0], max_length, strategy)
     ends = np.append(0, np.cumsum(stops - starts))[offsets]
     packed = {}
-    for name, (values, first) in ragged.items():
-        if strategy == "wrapped":
-            values = values[first[0] : first[-1]]  # a view: nothing moves
+    for name, (values, first, last) in ragged.items():
+        if strategy == "wrapped" and np.array_equal(first[1:], last[:-1]):
+            values = values[first[0] : last[-1]] if len(rows) else values[:0]  # nothing moves
         else:
             at = zip((first[rows] + starts).tolist(), (first[rows] + stops).tolist(), strict=True)
             values = np.concatenate([values[:0], *(values[a:b] for a, b in at)])
@@ -140,11 +140,11 @@ def _ragged(name: str, column: Any) -> Ragged:
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
         raise TypeError(f"{name}: give rows of numbers, each a list or an array of one dimension")
     full = [row for row in rows if row.size] or [[]]  # an empty list would make floats of ids
-    return Ragged(np.concatenate(full), np.cumsum([0, *map(len, rows)]))
+    return _as(Ragged, np.concatenate(full), np.cumsum([0, *map(len, rows)]))
 
 
 def _as(column: Any, values: np.ndarray, offsets: np.ndarray) -> Any:
-    if hasattr(column, "offsets"):
-        return Ragged(values, offsets)
+    if hasattr(column, "starts"):
+        return Ragged(values, offsets[:-1], offsets[1:])
     rows = np.split(values, offsets[1:])[:-1]
     return [row.tolist() for row in rows] if all(type(row) is list for row in column) else rows
