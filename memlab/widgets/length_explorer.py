@@ -107,7 +107,7 @@ class ExploreLengths(Live):
             for axis in others
         }
         self.field = ipywidgets.IntText(
-            value=at, description="max_length", style=style, layout={"width": "15em"}
+            value=at, description="max_length", style=style, layout={"width": "19em"}
         )
         self.button = ipywidgets.Button(
             description="Simulate exactly", tooltip="Simulate the max_length in the field"
