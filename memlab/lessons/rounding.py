@@ -32,6 +32,28 @@ def total_slots(of: Sequence[Sequence[int]], multiple: int | None = None) -> int
     return sum(slots(batch, multiple=multiple) for batch in of)
 
 
+def compiled_graphs(of: Sequence[Sequence[int]], multiple: int | None = None) -> int:
+    """How many graphs torch.compile makes for tensors (B, T) of these batches, one after another.
+
+    Counted by compiling a function for each new shape (dynamic=False): a tenth of a second each.
+    """
+    made = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        made.append(graph)
+        return graph.forward  # counted, not compiled any further
+
+    torch.compiler.reset()
+    most = len(of) + 1
+    limits = {"recompile_limit": most, "accumulated_recompile_limit": most}
+    with torch._dynamo.config.patch(**limits):
+        compiled = torch.compile(torch.exp, backend=backend, dynamic=False)
+        for batch in of:
+            compiled(torch.empty(len(batch), padded_length(max(batch), multiple)))
+    torch.compiler.reset()
+    return len(made)
+
+
 def _judge_slots(answer: Any) -> Finding:
     said, right = tuple(int(n) for n in answer), _right_slots()
     if said == right:
