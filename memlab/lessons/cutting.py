@@ -6,8 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from memlab.data import lengths
 from memlab.data.max_length import Lengths
 from memlab.data.rows import rows
@@ -24,19 +22,19 @@ ANSWERS, SHORT = "prompt_completion", 64  # 02c
 
 def _judge_share(answer: float) -> Finding:
     data = Lengths(lengths.lengths(DATA))
-    right = data.shortest(SHARE)
-    rows_whole = int(np.ceil(np.quantile(data.in_order, SHARE)))
-    usual = {
-        rows_whole: f"That leaves {SHARE:.0%} of the *rows* whole; the question is about tokens.",
+    usual: dict[float, str] = {
         data.longest: "That keeps every token.",
         data.shortest(1 - SHARE): f"That keeps {1 - SHARE:.0%} of the tokens.",
     }
-    finding = near(answer, right, usual=usual)
+    finding = near(answer, data.shortest(SHARE), usual=usual)
     if finding.right or finding.said or answer < 1:
         return finding
     answer = int(answer)
-    kept = f"{answer} keeps {data.kept(answer):.2%} of the tokens"
-    return Finding(False, f"{kept}, and a smaller one would do." if answer > right else f"{kept}.")
+    rows_whole, kept = 1 - data.cut(answer) / len(data.in_order), data.kept(answer)
+    if abs(rows_whole - SHARE) < 0.001:  # whichever way a quantile is rounded
+        return Finding(False, f"That leaves {SHARE:.0%} of the rows whole, which are short ones.")
+    said = f"{answer} keeps {kept:.3%} of the tokens"
+    return Finding(False, f"{said}, and a smaller one would do." if kept >= SHARE else f"{said}.")
 
 
 def _why_share() -> str:

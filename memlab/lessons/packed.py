@@ -29,8 +29,7 @@ def _judge_bins(answer: float) -> Finding:
         _bins(SIX, NINE),
         usual={
             len(SIX): "That is a bin a row; a bin holds more than one.",
-            len(SIX) // 2 - 1: f"A row would have to be cut: {NINE} tokens hold only whole rows.",
-            -(-len(SIX) // 3): f"Three rows of {SIX[0]} are more than {NINE} tokens.",
+            len(SIX) // 3: f"Three rows of {SIX[0]} are more than {NINE} tokens.",
         },
     )
 
