@@ -45,8 +45,8 @@ def compiled_graphs(of: Sequence[Sequence[int]], multiple: int | None = None) ->
 
     torch.compiler.reset()
     most = len(of) + 1
-    limits = {"recompile_limit": most, "accumulated_recompile_limit": most}
-    with torch._dynamo.config.patch(**limits):
+    limits: dict[str, Any] = {"recompile_limit": most, "accumulated_recompile_limit": most}
+    with torch._dynamo.config.patch(limits):
         compiled = torch.compile(torch.exp, backend=backend, dynamic=False)
         for batch in of:
             compiled(torch.empty(len(batch), padded_length(max(batch), multiple)))

@@ -229,7 +229,9 @@ def timeline(
         )
     _phases(ax, phases(measurement), band)
     if reference:
-        line(ax, *reference)
+        middle = (events[0] + events[-1]) / 2
+        peak_on_the_right = events[live.sum(axis=1).argmax()] > middle  # where its name would be
+        line(ax, *reference, left=bool(peak_on_the_right))
     _peak(ax, measurement, events, live)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -249,16 +251,16 @@ def scale(ax: Axes, end: float) -> None:
     ax.set_axisbelow(True)
 
 
-def line(ax: Axes, label: str, n: int) -> None:
-    """A dashed, labelled line across `ax` at `n` bytes."""
+def line(ax: Axes, label: str, n: int, *, left: bool = False) -> None:
+    """A dashed line across `ax` at `n` bytes, labelled at its right end or at its left one."""
     ax.axhline(n, color=QUIET, lw=0.9, ls=(0, (3, 2)))
     ax.annotate(
         f"{label} {gb(n)}",
-        (1, n),
-        (-3, 3),
+        (0 if left else 1, n),
+        (3 if left else -3, 3),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        ha="right",
+        ha="left" if left else "right",
         fontsize=FONT - 1,
         color=QUIET,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},  # no grid through letters
