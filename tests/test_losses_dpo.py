@@ -1,10 +1,11 @@
 """DPO losses: worked values, TRL's values, the promises of the docstrings."""
 
+import inspect
 import math
 
 import pytest
 import torch
-from trl_losses import language_model, trainer, trl_class
+from trl_losses import defaults, language_model, trainer, trl_class
 
 from memlab.losses.dpo import LOSS_TYPES, dpo
 from memlab.losses.sequences import sequence_logps
@@ -157,6 +158,15 @@ def test_far_apart_pairs_stay_finite():
         value.backward()
         assert value.isfinite()
         assert all(row.grad.isfinite().all() for row in batch)
+
+
+def test_defaults_are_trls():
+    config = trl_class("trl.trainer.dpo_config", "DPOConfig")
+    ours, theirs = defaults(dpo, config, but=["loss_type"])  # a list there
+    assert ours == theirs
+    assert set(ours) == {"beta", "label_smoothing"}
+    loss_types = config.__dataclass_fields__["loss_type"].default_factory()
+    assert loss_types == [inspect.signature(dpo).parameters["loss_type"].default]
 
 
 def test_bad_input():

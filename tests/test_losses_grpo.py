@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trl_losses import scored_rollouts, trainer, trl_class
+from trl_losses import defaults, scored_rollouts, trainer, trl_class
 
 from memlab.losses.grpo import LOSS_TYPES, SCALES, group_advantages, grpo, k3
 
@@ -30,10 +30,10 @@ def tokens(dtype=torch.float64):
 
 
 def loss_of(batch, where=slice(None), items=None, advantages=ADVANTAGES, **switches):
-    logps, old, ref = (row[where] for row in batch)
-    switches = {"max_completion_length": LIMIT, **switches}
-    advantages = advantages[where].to(logps.dtype)
-    return grpo(logps, advantages, MASK[where], items, old_logps=old, ref_logps=ref, **switches)
+    width = int(MASK[where].sum(1).max())  # a micro-batch is as wide as its own longest row
+    logps, old, ref = (row[where, :width] for row in batch)
+    given = {"old_logps": old, "ref_logps": ref, "max_completion_length": LIMIT, **switches}
+    return grpo(logps, advantages[where].to(logps.dtype), MASK[where, :width], items, **given)
 
 
 def items_of(loss_type):
@@ -228,6 +228,16 @@ def test_advantages_promote():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         wide = torch.promote_types(dtype, torch.float32)
         assert group_advantages(REWARDS.to(dtype), 4).dtype == wide
+
+
+def test_defaults_are_trls():
+    config = trl_class("trl.trainer.grpo_config", "GRPOConfig")
+    ours, theirs = defaults(grpo, config, but=["max_completion_length"])
+    assert ours == theirs
+    assert set(ours) == {"loss_type", "epsilon", "epsilon_high", "beta"}
+    ours, theirs = defaults(group_advantages, config)
+    assert ours == theirs
+    assert set(ours) == {"scale_rewards"}
 
 
 def test_bad_input():

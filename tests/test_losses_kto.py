@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trl_losses import language_model, trainer, trl_class
+from trl_losses import defaults, language_model, trainer, trl_class
 
 from memlab.losses.kto import kl_estimate, kto
 
@@ -27,6 +27,9 @@ def test_worked_values():
     only = kto(logps, ref, torch.tensor([True, True]), kl, beta=2.0)
     assert only.item() == pytest.approx(good)
     both = torch.tensor([True, False])
+    for name, kept in (("desirable_weight", 1 - good), ("undesirable_weight", good)):
+        value = kto(logps, ref, both, kl, beta=2.0, **{name: 0}).item()
+        assert value == pytest.approx(kept / 2)
     weights = {"desirable_weight": 3.0, "undesirable_weight": 5.0}
     value = kto(logps, ref, both, kl, beta=2.0, **weights).item()
     assert value == pytest.approx((3 * good + 5 * (1 - good)) / 2)
@@ -113,6 +116,13 @@ def test_far_rows_stay_finite():
     assert value == 0.5
     assert logps.grad is not None
     assert not logps.grad.any()
+
+
+def test_defaults_are_trls():
+    config = trl_class("trl.trainer.kto_config", "KTOConfig")
+    ours, theirs = defaults(kto, config)
+    assert ours == theirs
+    assert set(ours) == {"beta", "desirable_weight", "undesirable_weight"}
 
 
 def test_bad_input():

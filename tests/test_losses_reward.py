@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trl_losses import Stub, trainer, trl_class
+from trl_losses import Stub, defaults, trainer, trl_class
 
 from memlab.losses.reward import bradley_terry
 
@@ -83,6 +83,13 @@ def test_promotes_to_at_least_fp32(dtype):
     assert value.dtype == torch.promote_types(dtype, torch.float32)
     wide = bradley_terry(*(row.double() for row in batch), center_rewards_coefficient=0.1)
     torch.testing.assert_close(value.double(), wide, rtol=1e-6, atol=0)
+
+
+def test_defaults_are_trls():
+    config = trl_class("trl.trainer.reward_config", "RewardConfig")
+    ours, theirs = defaults(bradley_terry, config)
+    assert ours == theirs
+    assert set(ours) == {"center_rewards_coefficient"}
 
 
 def test_bad_input():

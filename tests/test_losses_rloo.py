@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trl_losses import scored_rollouts, trainer, trl_class
+from trl_losses import defaults, scored_rollouts, trainer, trl_class
 
 from memlab.losses.rloo import leave_one_out_advantages, penalised_rewards, rloo
 from memlab.losses.sequences import sequence_logps
@@ -158,6 +158,19 @@ def test_promotes_to_at_least_fp32(dtype):
     made = penalised_rewards(REWARDS.to(dtype), policy, ref, MASK)
     assert made.dtype == wide
     assert leave_one_out_advantages(REWARDS.to(dtype), 3).dtype == wide
+
+
+def test_defaults_are_trls():
+    config = trl_class("trl.trainer.rloo_config", "RLOOConfig")
+    ours, theirs = defaults(rloo, config)
+    assert ours == theirs
+    assert set(ours) == {"epsilon", "epsilon_high"}
+    ours, theirs = defaults(penalised_rewards, config)
+    assert ours == theirs
+    assert set(ours) == {"beta"}
+    ours, theirs = defaults(leave_one_out_advantages, config)
+    assert ours == theirs
+    assert set(ours) == {"normalize_advantages"}
 
 
 def test_bad_input():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memlab.losses.sequences import choice, floats, integers, number, sequence_logps
+from memlab.losses.sequences import choice, divided, floats, integers, number, sequence_logps
 
 LOGPS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -16.0, -32.0]])
 MASK = torch.tensor([[1, 1, 0], [0, 1, 0]])
@@ -41,6 +41,14 @@ def test_tensors_share_a_dtype():
     a, b, c = floats("(B,)", a=torch.zeros(2).bfloat16(), b=torch.zeros(2).double(), c=LOGPS[0, :2])
     assert a.dtype == b.dtype == c.dtype == torch.float64
     assert floats("(B,)", a=torch.zeros(2).half())[0].dtype == torch.float32
+
+
+def test_divides_by_the_items_of_the_step():
+    total = torch.tensor(12.0)
+    assert divided(total, None, 4) == divided(total, 4, 2) == 3
+    assert divided(total, None, torch.tensor(4)) == divided(total, torch.tensor(4), 2) == 3
+    assert divided(total, 1, 2) == divided(total, torch.tensor(1), 2) == 12
+    assert divided(total * 0, 0, 2) == divided(total * 0, torch.tensor(0), 2) == 0
 
 
 def test_bad_tensors():

@@ -1,5 +1,7 @@
 """TRL's own loss code without its trainers: methods of its classes called on stand-ins."""
 
+import dataclasses
+import inspect
 from collections import defaultdict
 from contextlib import nullcontext
 from importlib.metadata import version
@@ -22,6 +24,17 @@ def trl_class(module, name):
     if not version("trl").startswith("1.16."):
         pytest.skip(f"calls methods inside TRL 1.16; here is {version('trl')}")
     return getattr(found, name)
+
+
+def defaults(function, config, but=()):
+    """The defaults of `function`'s switches that a TRL config class has too, and TRL's own."""
+    theirs = {field.name: field.default for field in dataclasses.fields(config)}
+    ours = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name in theirs and name not in but
+    }
+    return ours, {name: theirs[name] for name in ours}
 
 
 def trainer(**attributes):

@@ -40,16 +40,15 @@ def leave_one_out_advantages(
     """A = R - mean of the other R of its group, (B,), for the whole step before it is split.
 
     rewards (B,), each prompt's `num_generations` completions side by side. `normalize_advantages`
-    takes away the step's mean and divides by its std + 1e-4. A NaN reward, a completion nobody
-    could score, is left out, and gets the advantage 0, as does one whose siblings are all NaN.
+    divides by their std + 1e-4 (their mean is 0 already). A NaN reward, a completion nobody could
+    score, is left out, and gets the advantage 0, as does one whose siblings are all NaN.
     At least fp32. Raises ValueError for other shapes or groups, TypeError for other dtypes.
     """
     grouped = groups(rewards, num_generations)
     others = (~grouped.isnan()).sum(1, keepdim=True) - 1
     advantages = grouped - (grouped.nansum(1, keepdim=True) - grouped) / others
     if normalize_advantages:
-        spread = nanstd(advantages, (0, 1))
-        advantages = (advantages - advantages.nanmean()) / (spread + TINY)
+        advantages = advantages / (nanstd(advantages, (0, 1)) + TINY)
     return scored(advantages)
 
 
