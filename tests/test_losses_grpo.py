@@ -44,12 +44,13 @@ def test_worked_values():
     zero = torch.zeros(2, 3)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     # the ratio is 1, a token costs -A: 3 tokens of -2, one of 5
-    value = lambda loss_type: grpo(  # noqa: E731
-        zero, torch.tensor([2.0, -5.0]), mask, loss_type=loss_type, max_completion_length=10
+    value = lambda loss_type, limit=10: grpo(  # noqa: E731
+        zero, torch.tensor([2.0, -5.0]), mask, loss_type=loss_type, max_completion_length=limit
     ).item()
     assert value("grpo") == (-2 + 5) / 2
     assert value("dapo") == value("bnpo") == pytest.approx((-6 + 5) / 4)
     assert value("dr_grpo") == pytest.approx((-6 + 5) / 20)
+    assert value("dr_grpo", limit=1) == pytest.approx((-6 + 5) / 2)
 
 
 @pytest.mark.parametrize(
