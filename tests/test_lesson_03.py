@@ -177,6 +177,12 @@ def test_rows_of_the_lesson() -> None:
     assert len(packed.documents) > 4 * len(flat.documents)
 
 
+def test_equal_rows_save_nothing_and_cost_a_trace() -> None:
+    equal = Grid.load(grids.folder() / "03_equal.json")
+    before, after = (sum(equal.at({"padding_free": on}).values()) for on in (False, True))
+    assert 0 < after / before - 1 < 1e-3
+
+
 def test_over_the_defaults_bytes_come_back_with_rows() -> None:
     grid = Grid.load(grids.folder() / "03_batches.json")
     saved = []

@@ -84,6 +84,9 @@ GRIDS = {
         Recipe.defaults(dataset="docstrings"),
         {"per_device_train_batch_size": (8, 16, 32, 64, 128), "padding_free": (False, True)},
     ),
+    "03_equal": GridSpec(
+        Recipe.off(per_device_train_batch_size=8), {"padding_free": (False, True)}
+    ),
     "05_multiples": GridSpec(Recipe.off(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
     "05_defaults": GridSpec(Recipe.defaults(**ONE_ROW), {"pad_to_multiple_of": MULTIPLES}),
     "06_chunks": GridSpec(
