@@ -22,6 +22,13 @@ from memlab.experiments.recipe import Recipe
 from memlab.experiments.recordings import FILE, Recording, folder, load
 from memlab.instruments.measurement import Measurement
 
+TORCHTUNE = Recipe.off(  # the setting of its README's table of optimizations
+    model="meta-llama/Llama-3.2-3B",
+    dataset="docstrings",
+    per_device_train_batch_size=2,
+    max_length=4096,
+)
+
 
 def to_record() -> Iterator[Recipe]:
     """The runs that the tests and the lessons refer to."""
@@ -55,6 +62,40 @@ def to_record() -> Iterator[Recipe]:
         {"optim": "sgd"},
     ):
         yield Recipe.of(**switch)
+    yield from _sequences()
+
+
+def _sequences() -> Iterator[Recipe]:
+    """Truncated, padded, padding-free and packed rows of unequal lengths."""
+    docstrings = {"dataset": "docstrings"}
+    big = {"model": "Qwen/Qwen3-1.7B", **docstrings}
+    many = {**big, "max_length": 2048, "per_device_train_batch_size": 16}
+    for padding_free in (False, True):
+        for expandable in (False, True):
+            yield Recipe.off(**many, padding_free=padding_free, expandable_segments=expandable)
+        yield Recipe.defaults(**many, padding_free=padding_free)
+        yield Recipe.off(  # lets the card's speed decide, not the launches
+            **big,
+            max_length=512,
+            per_device_train_batch_size=96,
+            padding_free=padding_free,
+            gradient_checkpointing=True,
+        )
+    for base in (Recipe.off, Recipe.defaults):
+        for max_length in (8192, 1024):
+            yield base(dataset="chat_like", max_length=max_length)
+        for padding_free in (False, True):
+            yield base(**docstrings, per_device_train_batch_size=8, padding_free=padding_free)
+        for packing in (False, True):
+            yield base(**docstrings, packing=packing)
+        yield base(per_device_train_batch_size=1, max_length=512, pad_to_multiple_of=2048)
+    yield Recipe.off(**docstrings, packing=True, packing_strategy="wrapped")
+    yield Recipe.off(**docstrings, per_device_train_batch_size=24)
+    for packing in (False, True):
+        yield TORCHTUNE.replace(packing=packing)
+    yield Recipe.of(
+        model="meta-llama/Llama-3.2-1B", **docstrings, packing=True, packing_strategy="bfd_split"
+    )
 
 
 def predicted(recipe: Recipe) -> Measurement:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.experiments import Recipe, measure, recordings
+from memlab.experiments.record import TORCHTUNE
 from memlab.experiments.versions import versions
 from memlab.instruments.measurement import Measurement
 from memlab.widgets.grid import Grid, Setting, Value
@@ -45,12 +46,6 @@ LONG = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 MULTIPLES = (8, 64, 512, 1024, 1536, 2048)
 ONE_ROW: dict[str, Any] = {"per_device_train_batch_size": 1, "max_length": 512}
 BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
-TORCHTUNE = Recipe.off(  # the setting of its README's table of optimizations
-    model="meta-llama/Llama-3.2-3B",
-    dataset="docstrings",
-    per_device_train_batch_size=2,
-    max_length=4096,
-)
 GRIDS = {
     "01_first_knobs": GridSpec(
         Recipe.off(),
