@@ -93,9 +93,6 @@ def _sequences() -> Iterator[Recipe]:
     yield Recipe.off(**docstrings, per_device_train_batch_size=24)
     for packing in (False, True):
         yield TORCHTUNE.replace(packing=packing)
-    yield Recipe.of(
-        model="meta-llama/Llama-3.2-1B", **docstrings, packing=True, packing_strategy="bfd_split"
-    )
 
 
 def predicted(recipe: Recipe) -> Measurement:

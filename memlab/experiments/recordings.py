@@ -19,6 +19,8 @@ from memlab.experiments.recipe import Recipe
 from memlab.instruments.measurement import Measurement
 
 FILE = "h200.jsonl"
+SHORT_MS = 300.0
+NOISE = 0.3  # share of the time of a step
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,15 @@ def recorded(recipe: Recipe) -> Measurement | None:
 
 
 def price(before: Recipe, after: Recipe) -> str:
-    """What `after` costs in time: "+8 % (NVIDIA H200, recorded)", or "—" where not recorded."""
+    """What `after` costs in time: "+8 % (NVIDIA H200, recorded)", or "—" where not recorded.
+
+    "within noise" where it can't be told: steps of less than `SHORT_MS` wait for Python more than
+    for the card, and pairs of them that were recorded twice differed by up to `NOISE`.
+    """
     slow, fast = recorded(after), recorded(before)
     if slow is None or fast is None or slow.step_ms is None or fast.step_ms is None:
         return "—"
-    return f"{slow.step_ms / fast.step_ms - 1:+.0%} ({slow.device}, recorded)".replace("%", " %")
+    share = slow.step_ms / fast.step_ms - 1
+    if max(slow.step_ms, fast.step_ms) < SHORT_MS and abs(share) < NOISE:
+        return f"within noise ({slow.device}, recorded)"
+    return f"{share:+.0%} ({slow.device}, recorded)".replace("%", " %")

@@ -4,12 +4,14 @@
 
 Padding-free may take at most 1.03 times the padded step's time times useful / padded slots, and
 its activations at most 1.03 times its bytes times that share. One run measures all sides, in turns;
-flash-attn is a side of its own where it is installed. Prints a table, then one JSON line.
+flash-attn is a side of its own where it is installed. Prints a table, then one JSON line, as
+notebooks/measured/benchmarks.jsonl keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
 import json
 import statistics
@@ -118,9 +120,12 @@ def main() -> None:
     result = {
         "benchmark": "padding_free",
         "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "model": MODEL,
         "rows": options.rows,
+        "max_length": options.max_length,
+        "gradient_checkpointing": recipe.gradient_checkpointing,
         "loss_type": options.loss,
         "useful_tokens": useful,
         "padded_slots": slots,
