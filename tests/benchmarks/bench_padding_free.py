@@ -1,9 +1,10 @@
-"""Forward and backward of one batch of docstrings, padded and padding-free, on a card.
+"""Forward and backward of the same docstrings, padded and padding-free, on a card.
 
     python tests/benchmarks/bench_padding_free.py
 
 Padding-free may take at most 1.03 times the padded step's time times useful / padded slots, and
-its activations at most 1.03 times its bytes times that share. One run measures all sides, in turns;
+its activations at most 1.03 times its bytes times that share. `--padded-rows` splits the padded side
+into micro-batches, where all its rows don't fit at once. One run measures all sides, in turns;
 flash-attn is a side of its own where it is installed. Prints a table, then one JSON line, as
 notebooks/measured/benchmarks.jsonl keeps them.
 """
@@ -30,9 +31,14 @@ from memlab.trainers import sft
 MODEL = "Qwen/Qwen3-1.7B"
 
 
-def sides(recipe: Recipe) -> dict[str, Recipe]:
+def sides(recipe: Recipe, padded_rows: int) -> dict[str, Recipe]:
     """What is measured: name -> recipe."""
-    found = {"padded": recipe, "padding-free": recipe.replace(padding_free=True)}
+    micro_batches, left = divmod(recipe.per_device_train_batch_size, padded_rows)
+    assert not left, "--padded-rows must divide --rows"
+    padded = recipe.replace(
+        per_device_train_batch_size=padded_rows, gradient_accumulation_steps=micro_batches
+    )
+    found = {"padded": padded, "padding-free": recipe.replace(padding_free=True)}
     if importlib.util.find_spec("flash_attn") is not None:
         found["padding-free, flash-attn"] = recipe.replace(
             padding_free=True, attn_implementation="flash_attention_2"
@@ -46,22 +52,27 @@ class Side:
     def __init__(self, recipe: Recipe, prepared: Prepared, model: torch.nn.Module) -> None:
         self.recipe, self.head = recipe, head_parts(model)
         self.model: Any = model
-        ((self.batch,),) = prepared.steps
+        (self.batches,) = prepared.steps
+        self.slots = sum(int(batch["labels"].numel()) for batch in self.batches)
         self.attention = prepared.model.config._attn_implementation
         self.inputs = padding_free.model_inputs if recipe.flattened else sft.padded_inputs
         self.times: list[float] = []
 
     def forward_backward(self) -> torch.Tensor:
-        """One forward and backward; the loss."""
+        """One forward and backward of each batch; the loss of all."""
         device = torch.device("cuda")
-        hidden = self.head.backbone(**self.inputs(self.batch, device), use_cache=False)[0]
-        targets = sft.shifted(self.batch["labels"].to(device))
-        loss = HEAD_LOSSES[self.recipe.loss_type](
-            hidden.flatten(0, 1), self.head.head.weight, targets
-        )
-        del hidden
-        loss.backward()
-        return loss.detach()
+        total = torch.zeros((), device=device)
+        items = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in self.batches)
+        for batch in self.batches:
+            hidden = self.head.backbone(**self.inputs(batch, device), use_cache=False)[0]
+            targets = sft.shifted(batch["labels"].to(device))
+            loss = HEAD_LOSSES[self.recipe.loss_type](
+                hidden.flatten(0, 1), self.head.head.weight, targets, num_items_in_batch=items
+            )
+            del hidden
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def time(self) -> None:
         """Append the milliseconds of one forward and backward."""
@@ -80,6 +91,7 @@ def main() -> None:
     """Measure, print, and give the figures as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--padded-rows", type=int, help="rows of a padded micro-batch")
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--loss", default="nll", choices=tuple(HEAD_LOSSES))
     parser.add_argument("--seed", type=int, default=0)
@@ -95,7 +107,10 @@ def main() -> None:
         gradient_checkpointing=True,
         seed=options.seed,
     )
-    made = {name: (side, prepare(side, "cuda")) for name, side in sides(recipe).items()}
+    made = {
+        name: (side, prepare(side, "cuda"))
+        for name, side in sides(recipe, options.padded_rows or options.rows).items()
+    }
     model = materialize(made["padded"][1].model, "cuda", init=True, seed=0)
     runs = {name: Side(side, prepared, model) for name, (side, prepared) in made.items()}
     losses = {}
@@ -107,8 +122,7 @@ def main() -> None:
         for run in runs.values():
             run.time()
     padded = statistics.median(runs["padded"].times[3:])
-    useful = int(runs["padding-free"].batch["input_ids"].numel())
-    slots = int(runs["padded"].batch["input_ids"].numel())
+    useful, slots = runs["padding-free"].slots, runs["padded"].slots
     print(f"{MODEL}, {options.rows} docstrings, {useful} tokens in {slots} padded slots")
     print(f"{'':<26}{'ms':>8}{'of padded x share':>19}{'loss':>9}")
     table = {}
@@ -124,6 +138,7 @@ def main() -> None:
         "versions": versions(),
         "model": MODEL,
         "rows": options.rows,
+        "padded_rows": options.padded_rows or options.rows,
         "max_length": options.max_length,
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "loss_type": options.loss,
