@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_padding_free.py
 
 Padding-free may take at most 1.03 times the padded step's time times useful / padded slots, and
-its activations at most 1.03 times its bytes times that share. `--padded-rows` splits the padded side
+its activations at most 1.03 times its bytes times that share. `--padded-rows` cuts the padded side
 into micro-batches, where all its rows don't fit at once. One run measures all sides, in turns;
 flash-attn is a side of its own where it is installed. Prints a table, then one JSON line, as
 notebooks/measured/benchmarks.jsonl keeps them.
