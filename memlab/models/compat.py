@@ -1,6 +1,7 @@
 """The one place that knows how supported transformers versions spell things differently."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,13 @@ def enable_checkpointing(model: Any, checkpoint_kwargs: dict[str, Any] | None = 
 def disable_checkpointing(model: Any) -> None:
     """Undo `enable_checkpointing`."""
     getattr(model, f"{checkpointing_switch()}_disable")()
+
+
+def cache_argument(backbone: Any) -> str:
+    """What this transformers calls the KV cache that a decoder is given."""
+    renamed = "cache"
+    arguments = inspect.signature(backbone.forward).parameters
+    return renamed if renamed in arguments else "past_key_values"
 
 
 @contextlib.contextmanager
