@@ -9,27 +9,23 @@ truncated, padded or packed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from memlab.models.head import HeadParts
-
-Batch = dict[str, Any]
-Phase = Callable[[str], contextlib.AbstractContextManager[object]]
-
-
-def padded_inputs(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """What the model takes of rows padded on the right: causal attention needs no mask for them."""
-    return {"input_ids": batch["input_ids"].to(device)}
-
-
-def shifted(labels: Tensor) -> Tensor:  # (B, T) -> (B*T,)
-    """Targets of a causal model: position t learns label t+1, the last one none (-100)."""
-    return F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+from memlab.trainers.loop import (
+    Batch,
+    HeadFunction,
+    Inputs,
+    Phase,
+    apply_head,
+    padded_inputs,
+    run,
+    shifted,
+)
 
 
 def train(
@@ -38,8 +34,8 @@ def train(
     steps: Iterable[Sequence[Batch]],
     *,
     head: HeadParts,
-    head_loss: Callable[..., Tensor],
-    inputs: Callable[[Batch, torch.device], dict[str, Any]] = padded_inputs,
+    head_loss: HeadFunction,
+    inputs: Inputs = padded_inputs,
     phase: Phase = contextlib.nullcontext,
 ) -> Iterator[Tensor]:
     """Run every step and yield its loss, a detached scalar on the model's device.
@@ -52,31 +48,22 @@ def train(
     Raises ValueError when a step holds no valid label at all.
     """
     device = next(model.parameters()).device
-    for micro_batches in steps:
-        num_items = sum(int((b["labels"][:, 1:] != -100).sum()) for b in micro_batches)
-        if num_items == 0:
-            raise ValueError(
-                "labels: all -100 in every micro-batch of a step; give rows with completions"
-            )
-        step_loss = torch.zeros((), device=device)
-        for batch in micro_batches:
-            arguments, targets = inputs(batch, device), shifted(batch["labels"].to(device))
-            with phase("forward"):
-                hidden = head.backbone(**arguments, use_cache=False).last_hidden_state  # (B, T, D)
-                loss = head_loss(
-                    hidden.flatten(0, 1),
-                    head.head.weight,
-                    targets,
-                    num_items_in_batch=num_items,
-                    bias=head.head.bias,
-                    logit_scale=head.logit_scale,
-                    softcap=head.softcap,
-                )
-                del hidden  # what backward needs is saved; the name would keep more alive
-            with phase("backward"):
-                loss.backward()
-            step_loss += loss.detach()
-        with phase("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        yield step_loss
+
+    def ready(batch: Batch) -> tuple[dict[str, Any], Tensor]:
+        return inputs(batch, device), shifted(batch["labels"].to(device))
+
+    def loss_of(arguments: dict[str, Any], targets: Tensor, num_items: int) -> Tensor:
+        return apply_head(head_loss, head, arguments, targets, num_items_in_batch=num_items)
+
+    counted = ((step, valid_labels(step)) for step in steps)
+    return run(model, optimizer, counted, ready=ready, loss_of=loss_of, phase=phase)
+
+
+def valid_labels(step: Sequence[Batch]) -> int:
+    """The labels of a whole step that something is learnt from; ValueError where there is none."""
+    count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in step)
+    if count == 0:
+        raise ValueError(
+            "labels: all -100 in every micro-batch of a step; give rows with completions"
+        )
+    return count

@@ -1,0 +1,79 @@
+"""Completions: rows of prompt and answer, of which only the answer's tokens count.
+
+A batch of them is what a collate function makes of `labelled` rows: `input_ids` and `labels`
+(B, T), padded on the right, or (1, N), laid end to end, with `cu_seqlens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlab.losses.sft import IGNORED
+from memlab.models.head import HeadParts
+from memlab.trainers.loop import Batch, HeadFunction, apply_head, shifted
+
+Row = Mapping[str, Any]
+Collate = Callable[[Sequence[Row]], Batch]
+
+
+def labelled(row: Row, prefix: str = "") -> dict[str, Tensor]:
+    """`input_ids` and `labels` (T,) of `{prefix}input_ids` and `{prefix}completion_mask`.
+
+    The label of a token of the prompt is -100. Raises ValueError for missing columns, unequal
+    lengths or no token: laid end to end, such a row would leave no trace.
+    """
+    names = f"{prefix}input_ids", f"{prefix}completion_mask"
+    if not row.keys() >= {*names}:
+        raise ValueError(f"columns of a row are {sorted(row)}; give {' and '.join(names)}")
+    ids = torch.as_tensor(row[names[0]], dtype=torch.int64)
+    mask = torch.as_tensor(row[names[1]], dtype=torch.bool)
+    if ids.ndim != 1 or ids.shape != mask.shape or len(ids) == 0:
+        shapes = f"{tuple(ids.shape)} and {tuple(mask.shape)}"
+        raise ValueError(f"{names[0]} and {names[1]}: one of each a token, not {shapes}")
+    return {"input_ids": ids, "labels": ids.masked_fill(~mask, IGNORED)}
+
+
+def num_rows(batch: Batch) -> int:
+    """Rows of a batch; laid end to end, a tail of padding counts as one more."""
+    flattened = "cu_seqlens" in batch
+    return len(batch["cu_seqlens"]) - 1 if flattened else len(batch["input_ids"])
+
+
+@dataclass(frozen=True)
+class Completions:
+    """The targets of a batch on a device, and the row that each belongs to."""
+
+    targets: Tensor  # (N,) int64, -100 where there is no loss
+    row_of: Tensor | None  # (N,) int64; None: N / rows of them each, one row after the other
+    rows: int
+
+    @staticmethod
+    def of(batch: Batch, device: torch.device) -> Completions:
+        rows, row_of = num_rows(batch), None
+        if "cu_seqlens" in batch:
+            lengths = batch["cu_seqlens"].diff().to(torch.int64)
+            row_of = torch.arange(rows).repeat_interleave(lengths).to(device)
+        return Completions(shifted(batch["labels"].to(device)), row_of, rows)
+
+    def sums(self, values: Tensor) -> Tensor:  # (N,) -> (rows,)
+        if self.row_of is None:
+            return values.view(self.rows, -1).sum(1)
+        return values.new_zeros(self.rows).index_add(0, self.row_of, values)
+
+    def lengths(self) -> Tensor:  # (rows,) int64: the targets that count
+        return self.sums((self.targets != IGNORED).to(torch.int64))
+
+
+def completion_logps(
+    logprobs: HeadFunction, head: HeadParts, arguments: dict[str, Any], completions: Completions
+) -> Tensor:
+    """log p(completion | prompt) of each row (rows,): the sum of its tokens', at least fp32.
+
+    `logprobs` gives those of the tokens, see `loop.apply_head`.
+    """
+    return completions.sums(apply_head(logprobs, head, arguments, completions.targets))
