@@ -56,8 +56,9 @@ class Completions:
     def of(batch: Batch, device: torch.device) -> Completions:
         rows, row_of = num_rows(batch), None
         if "cu_seqlens" in batch:
-            lengths = batch["cu_seqlens"].diff().to(torch.int64)
-            row_of = torch.arange(rows).repeat_interleave(lengths).to(device)
+            ends = batch["cu_seqlens"][1:].to(torch.int64)
+            positions = torch.arange(batch["labels"].shape[1])
+            row_of = torch.bucketize(positions, ends, right=True).to(device)
         return Completions(shifted(batch["labels"].to(device)), row_of, rows)
 
     def sums(self, values: Tensor) -> Tensor:  # (N,) -> (rows,)

@@ -16,15 +16,9 @@ from torch import Tensor
 
 from memlab.losses.dpo import dpo
 from memlab.models.head import HeadParts
-from memlab.trainers.completions import (
-    Collate,
-    Completions,
-    Row,
-    completion_logps,
-    labelled,
-    num_rows,
-)
+from memlab.trainers.completions import Collate, Completions, Row, completion_logps, labelled
 from memlab.trainers.loop import Batch, HeadFunction, Inputs, Phase, padded_inputs, run
+from memlab.trainers.pairs import num_pairs, sides
 from memlab.trainers.reference import check, referring
 
 
@@ -90,17 +84,3 @@ def train(
 
     counted = ((step, sum(num_pairs(batch) for batch in step)) for step in steps)
     return run(model, optimizer, counted, ready=ready, loss_of=loss_of, phase=phase)
-
-
-def num_pairs(batch: Batch) -> int:
-    """Pairs of a batch made by `collate_pairs`; ValueError for an odd number of padded rows."""
-    rows = num_rows(batch)
-    if rows % 2 and "cu_seqlens" not in batch:
-        raise ValueError(f"a batch of {rows} rows holds no pairs: make it with collate_pairs")
-    return rows // 2
-
-
-def sides(rows: Tensor) -> tuple[Tensor, Tensor]:  # (2B,) or, with a tail of padding, (2B + 1,)
-    """The first half and the second: what belongs to the chosen rows, and to the rejected."""
-    pairs = len(rows) // 2
-    return rows[:pairs], rows[pairs : 2 * pairs]

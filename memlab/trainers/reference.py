@@ -12,13 +12,18 @@ import torch
 from memlab.models.head import HeadParts, head_parts
 
 
-def frozen_copy(model: torch.nn.Module) -> HeadParts:
-    """The model as it is now, copied: no gradient, no dropout, nothing checkpointed.
+def frozen(model: torch.nn.Module) -> HeadParts:
+    """The parts of a model that is to be a reference only: no gradient, no dropout from now on."""
+    return head_parts(model.requires_grad_(False).eval())
 
-    It takes the memory of every parameter once more. One that asks for no copy: a model trained
-    through a peft adapter is its own reference with the adapter off (`reference=None`).
+
+def frozen_copy(model: torch.nn.Module) -> HeadParts:
+    """The model as it is now, copied and frozen: the memory of every parameter once more.
+
+    A model trained through a peft adapter needs none, it is its own reference with the adapter off
+    (`reference=None`). On a simulated GPU build a second model, and freeze that.
     """
-    return head_parts(copy.deepcopy(model).requires_grad_(False).eval())
+    return frozen(copy.deepcopy(model))
 
 
 @contextlib.contextmanager
