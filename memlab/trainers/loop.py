@@ -69,6 +69,16 @@ def shifted(labels: Tensor) -> Tensor:  # (B, T) -> (B*T,)
     return F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
 
 
+def valid_labels(step: Sequence[Batch]) -> int:
+    """The labels of a whole step that something is learnt from; ValueError where there is none."""
+    count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in step)
+    if count == 0:
+        raise ValueError(
+            "labels: all -100 in every micro-batch of a step; give rows with completions"
+        )
+    return count
+
+
 def hidden_states(head: HeadParts, arguments: dict[str, Any]) -> Tensor:
     """What the decoder gives the head: (B, T, D), of a causal pass without a cache."""
     return head.backbone(**arguments, use_cache=False).last_hidden_state

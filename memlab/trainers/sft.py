@@ -25,6 +25,7 @@ from memlab.trainers.loop import (
     padded_inputs,
     run,
     shifted,
+    valid_labels,
 )
 
 
@@ -57,13 +58,3 @@ def train(
 
     counted = ((step, valid_labels(step)) for step in steps)
     return run(model, optimizer, counted, ready=ready, loss_of=loss_of, phase=phase)
-
-
-def valid_labels(step: Sequence[Batch]) -> int:
-    """The labels of a whole step that something is learnt from; ValueError where there is none."""
-    count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in step)
-    if count == 0:
-        raise ValueError(
-            "labels: all -100 in every micro-batch of a step; give rows with completions"
-        )
-    return count
