@@ -10,8 +10,7 @@ A simulated device knows no values: there each token is 0, and no completion end
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from transformers import DynamicCache
 from memlab.losses.sequences import number
 from memlab.models.compat import cache_argument
 from memlab.models.head import HeadParts
+from memlab.trainers.reference import evaluating
 
 Label = Callable[[str, Iterable[Tensor]], object]
 
@@ -56,7 +56,7 @@ def generate(
     stops = torch.tensor(_ids(eos_token_id), dtype=torch.int64, device=prompts.device)
     cache: Any = DynamicCache(config=head.backbone.config)  # pyright: ignore[reportArgumentType]
     stopped, tokens, ids = torch.zeros_like(prompts[:, :1], dtype=torch.bool), [], prompts
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model):  # where a checkpointed layer, too, keeps its cache
         for _ in range(max_completion_length):
             ids = _next(ids, head, cache, temperature, generator)
             if label is not None:  # of new tensors: each token's are one longer
@@ -106,15 +106,3 @@ def _ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
         return []
     return [eos_token_id] if isinstance(eos_token_id, int) else [*eos_token_id]
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, in which a checkpointed layer, too, keeps its cache."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

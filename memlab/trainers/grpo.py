@@ -1,0 +1,108 @@
+"""Group relative policy optimization: the loop, plain.
+
+A step: `num_generations` completions of each prompt, their rewards and advantages, then one
+optimizer step, or `num_iterations` of them on the same completions. Loss of a step: `losses.grpo`,
+divided by the whole step's completions or tokens, as its `loss_type` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlab.losses.grpo import group_advantages, grpo
+from memlab.losses.sequences import number
+from memlab.losses.sft import IGNORED
+from memlab.models.head import HeadParts
+from memlab.trainers.generate import tempered
+from memlab.trainers.loop import Batch, HeadFunction, Phase, run
+from memlab.trainers.reference import check, evaluating, referring
+from memlab.trainers.rollouts import Reward, Roll, rewarded, split, token_logps
+
+PER_COMPLETION = ("grpo", "dr_grpo")  # the others divide by tokens
+
+
+def train(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[Sequence[Any]],
+    *,
+    head: HeadParts,
+    rollout: Roll,
+    reward: Reward,
+    logprobs: HeadFunction,
+    num_generations: int = 8,
+    per_device_train_batch_size: int | None = None,
+    num_iterations: int = 1,
+    reference: HeadParts | None = None,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    scale_rewards: str | bool = "group",
+    phase: Phase = contextlib.nullcontext,
+    **loss: Any,
+) -> Iterator[Tensor]:
+    """Run every step and yield the loss of each optimizer step, a detached scalar.
+
+    A step is its prompts, (P,) token ids each; `rollout(prompts)` completes them, each repeated
+    `num_generations` times side by side (`rollouts.rollout`), at the `temperature` that is given
+    here too; `reward(completions, mask)` scores them all at once, (B, C) -> (B,) floats. Then
+    micro-batches of `per_device_train_batch_size` completions are trained on (None: all at once).
+    `logprobs(h, w, y, ...)` gives log-probabilities of tokens, see `loop.apply_head`. `reference`
+    is used when `beta` is above 0: None is the model with its peft adapter off. `loss`: loss_type,
+    epsilon, epsilon_high, max_completion_length of `losses.grpo`. `phase` also names the rollout's
+    part and the reference's, which takes in the old log-probabilities of several iterations.
+
+    Raises ValueError without a reference that `beta` needs, for rewards of other shapes, and what
+    `rollout` and `losses.grpo` raise; TypeError for rewards that are no floats.
+    """
+    number("num_iterations", num_iterations, lambda n: n >= 1, "at least 1")
+    number("temperature", temperature, lambda t: t > 0, "above 0")
+    if beta:
+        check(model, head, reference)
+
+    def rolled() -> Iterator[tuple[list[Batch], int]]:
+        for prompts in steps:
+            with phase("rollout"):
+                made = rollout([p for p in prompts for _ in range(num_generations)])
+                rewards = rewarded(reward, made)
+                advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+            batches = split(
+                per_device_train_batch_size,
+                input_ids=made.input_ids,
+                labels=made.labels,
+                advantages=advantages,
+            )
+            with phase("reference"):
+                for batch in batches:
+                    if num_iterations > 1:
+                        with evaluating(model):
+                            batch["old_logps"] = logps_of(head, batch)
+                    if beta:
+                        with referring(model, head, reference) as frozen:
+                            batch["ref_logps"] = logps_of(frozen, batch)
+            by_completion = loss.get("loss_type") in PER_COMPLETION
+            items = len(made.mask) if by_completion else int(made.mask.sum())
+            for _ in range(num_iterations):
+                yield batches, items
+
+    def logps_of(parts: HeadParts, batch: Batch) -> Tensor:  # (B, S)
+        scaled = tempered(parts, temperature)
+        return token_logps(logprobs, scaled, batch["input_ids"], batch["labels"])
+
+    def loss_of(_: dict[str, Any], batch: Batch, items: int) -> Tensor:
+        return grpo(
+            logps_of(head, batch),
+            batch["advantages"],
+            batch["labels"] != IGNORED,
+            items,
+            old_logps=batch.get("old_logps"),
+            ref_logps=batch.get("ref_logps"),
+            beta=beta,
+            **loss,
+        )
+
+    return run(model, optimizer, rolled(), ready=lambda b: ({}, b), loss_of=loss_of, phase=phase)

@@ -1,0 +1,140 @@
+"""Rollouts: a step's prompts with the completions that the policy gives them now, as batches.
+
+Prompts of one length are completed together, one length after the other, since memlab's attention
+takes no padding on the left. What needs the whole step, rewards and advantages, is worked out on
+the `Rollout`, before `split` makes micro-batches of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memlab.losses.sequences import number
+from memlab.losses.sft import IGNORED
+from memlab.models.head import HeadParts
+from memlab.trainers.generate import generate
+from memlab.trainers.loop import Batch, HeadFunction, hidden_states
+
+
+class Rollout(NamedTuple):
+    """Prompts with their completions, B rows in the order of the prompts, int64."""
+
+    input_ids: Tensor  # (B, T) prompt and completion, then padding
+    labels: Tensor  # (B, S) of the last S positions of input_ids: -100 but for the completions
+    completions: Tensor  # (B, C) the completions alone, then padding
+    mask: Tensor  # (B, C) bool: what of them is no padding; the stop token counts
+
+
+Roll = Callable[[Sequence[Any]], Rollout]  # of prompts, (P,) token ids each
+Reward = Callable[[Tensor, Tensor], Tensor]  # completions (B, C), mask (B, C) -> floats (B,)
+
+
+def rollout(
+    model: torch.nn.Module,
+    prompts: Sequence[Any],
+    *,
+    head: HeadParts,
+    max_completion_length: int,
+    pad_token_id: int = 0,
+    max_length: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    **options: Any,
+) -> Rollout:
+    """One completion for each prompt, by `generate.generate`, whose `options` these are.
+
+    Afterwards prompts lose tokens on the left until they fit into `max_length` beside the longest
+    completion (as `techniques.truncation.truncate_prompts` cuts them); T is rounded up to
+    `pad_to_multiple_of`. Give `functools.partial(rollout, model, ...)` to a trainer.
+
+    Raises ValueError for no prompt, an empty one, and a `max_length` without room for prompts.
+    """
+    device = next(model.parameters()).device
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    if not rows:
+        raise ValueError("prompts are empty: a step needs at least one")
+    order, read, new, masks = [], [], [], []
+    for length in sorted({len(row) for row in rows}):
+        group = [at for at, row in enumerate(rows) if len(row) == length]
+        order += group
+        read.append(torch.stack([rows[at] for at in group]).to(device))
+        completions, mask = generate(
+            model,
+            read[-1],
+            head=head,
+            max_completion_length=max_completion_length,
+            pad_token_id=pad_token_id,
+            **options,
+        )
+        new.append(completions)
+        masks.append(mask)
+    back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device)
+
+    def whole(parts: Iterable[Tensor], width: int, value: int) -> Tensor:
+        return torch.cat([F.pad(x, (0, width - x.shape[1]), value=value) for x in parts])[back]
+
+    longest = max(ids.shape[1] for ids in new)
+    if max_length is not None:
+        wanted = f"above the {longest} tokens of the longest completion"
+        number("max_length", max_length, lambda n: n > longest, wanted)
+        read = [ids[:, longest - max_length :] for ids in read]
+    both = [torch.cat(pair, 1) for pair in zip(read, new, strict=True)]
+    learnt = [
+        F.pad(ids.masked_fill(~mask, IGNORED), (prompt.shape[1], 0), value=IGNORED)
+        for prompt, ids, mask in zip(read, new, masks, strict=True)
+    ]
+    multiple = pad_to_multiple_of or 1
+    width = -(-max(ids.shape[1] for ids in both) // multiple) * multiple
+    return Rollout(
+        whole(both, width, pad_token_id),
+        whole(learnt, width, IGNORED)[:, read[0].shape[1] :],  # the shortest prompts come first
+        whole(new, longest, pad_token_id),
+        whole(masks, longest, False),
+    )
+
+
+def rewarded(reward: Reward, made: Rollout) -> Tensor:
+    """`reward(completions, mask)`: (B,) floats; ValueError or TypeError for anything else."""
+    rewards = reward(made.completions, made.mask)
+    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
+        found = rewards.dtype if isinstance(rewards, Tensor) else type(rewards).__name__
+        raise TypeError(f"reward must return a tensor of floats, not {found}")
+    if rewards.shape != (len(made.mask),):
+        raise ValueError(
+            f"reward must return one number a completion, ({len(made.mask)},), not "
+            f"{tuple(rewards.shape)}"
+        )
+    return rewards
+
+
+def split(size: int | None, **columns: Tensor) -> list[Batch]:
+    """Micro-batches of `size` rows (None: one of all) of columns of as many rows each.
+
+    Raises ValueError for a size below 1.
+    """
+    rows = len(next(iter(columns.values())))
+    size = rows if size is None else size
+    number("per_device_train_batch_size", size, lambda n: n >= 1, "at least 1, or None")
+    parts = {name: column.split(size) for name, column in columns.items()}
+    return [dict(zip(parts, slices, strict=True)) for slices in zip(*parts.values(), strict=True)]
+
+
+def token_logps(logprobs: HeadFunction, head: HeadParts, ids: Tensor, labels: Tensor) -> Tensor:
+    """log p of each label, (B, S), at least fp32, 0 where it is -100.
+
+    ids (B, T), labels (B, S) of the last S positions: the head reads hidden states of the S
+    positions before each, no others. `logprobs` is as in `loop.apply_head`.
+    """
+    hidden = hidden_states(head, {"input_ids": ids})[:, -labels.shape[1] - 1 : -1]  # (B, S, D)
+    return logprobs(
+        hidden.flatten(0, 1),
+        head.head.weight,
+        labels.flatten(),
+        bias=head.head.bias,
+        logit_scale=head.logit_scale,
+        softcap=head.softcap,
+    ).view(labels.shape)

@@ -1,0 +1,68 @@
+"""What the tests of trainers with rollouts share: prompts, a reward, and a look at their steps."""
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from trainer_cases import ids
+
+from memlab.models.head import head_parts
+from memlab.trainers.rollouts import Rollout, rollout
+
+LIMIT = 6  # tokens of a completion
+STOPS = list(range(0, 512, 4))  # many, so that completions end at different lengths
+
+
+def asked(count: int = 4, low: int = 2, high: int = 6) -> list[list[int]]:
+    rng = np.random.default_rng(2)
+    return [ids(rng, low, high) for _ in range(count)]
+
+
+def small_ids(completions: Tensor, mask: Tensor) -> Tensor:
+    """A reward: the share of a completion's tokens in the lower half of the vocabulary."""
+    return ((completions < 256) & mask).sum(1) / mask.sum(1)
+
+
+def roll(model: nn.Module, seed: int = 0, **options):
+    """What trainers take as `rollout`: the same completions for the same seed and weights."""
+    options = {
+        "max_completion_length": LIMIT,
+        "eos_token_id": STOPS,
+        "generator": torch.Generator().manual_seed(seed),
+        **options,
+    }
+    return partial(rollout, model, head=head_parts(model), **options)
+
+
+def rows_of(made: Rollout) -> list[dict]:
+    """Each row without its padding, as `trainer_cases.completion_logp` takes it."""
+    rows = []
+    for row, labels, mask in zip(made.input_ids, made.labels, made.mask, strict=True):
+        first = made.input_ids.shape[1] - len(labels) + int((labels != -100).nonzero()[0])
+        size = first + int(mask.sum())
+        kept = [at >= first for at in range(size)]
+        rows.append({"input_ids": row[:size].tolist(), "completion_mask": kept})
+    return rows
+
+
+def direct_logps(model: nn.Module, row: dict) -> Tensor:
+    """Slowly and directly: log p of each token of the row's completion."""
+    tokens, mask = row["input_ids"], row["completion_mask"]
+    logps = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+    return torch.stack([logps[t - 1, tokens[t]] for t in range(len(tokens)) if mask[t]])
+
+
+def losses_and_norms(train, model: nn.Module, step, lr: float = 0.0, **options):
+    """Of each optimizer step of one step: the loss, and the norm of all gradients."""
+    norms = []
+
+    def note_norm(*_: object) -> None:
+        squares = [float(p.grad.double().square().sum()) for p in model.parameters()]
+        norms.append(math.sqrt(sum(squares)))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer.register_step_pre_hook(note_norm)
+    losses = [loss.item() for loss in train(model, optimizer, [step], **options)]
+    return [*losses, *norms]
