@@ -8,6 +8,7 @@ import pytest
 import torch
 from trainer_cases import chunked, completion_logp, full, ids, one_step, split, tiny, with_lora
 
+from memlab.models.compat import enable_checkpointing
 from memlab.models.head import head_parts
 from memlab.techniques import pad_to_multiple, padding_free
 from memlab.techniques.truncation import truncate_dpo
@@ -70,14 +71,14 @@ def test_a_batch_holds_the_chosen_rows_then_the_rejected() -> None:
     ]
 
 
+@pytest.mark.parametrize("logprobs", [full, chunked])
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 @pytest.mark.parametrize("name", ["memlab/tiny", "memlab/tiny-gemma2"])
-def test_loss_is_the_formula_of_transformers_logits(name: str, loss_type: str) -> None:
+def test_loss_is_the_formula_of_transformers_logits(name: str, loss_type: str, logprobs) -> None:
     model, other, rows = tiny(name), tiny(name, seed=5), pairs()
     options = {"label_smoothing": 0.1} if loss_type == "sigmoid" else {}
-    loss, _ = step_of(
-        model, [padded(rows)], frozen_copy(other), loss_type=loss_type, beta=0.3, **options
-    )
+    options |= {"loss_type": loss_type, "beta": 0.3}
+    loss, _ = step_of(model, [padded(rows)], frozen_copy(other), logprobs, **options)
     assert loss == pytest.approx(by_hand(model, other, rows, loss_type), rel=1e-5)
 
 
@@ -110,12 +111,19 @@ def test_padding_free_changes_nothing(loss_type: str, multiple: int | None) -> N
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_checkpointing_changes_nothing() -> None:
+    batch, model = padded(pairs()), tiny()
+    expected = step_of(model, [batch])
+    enable_checkpointing(model)
+    assert step_of(model, [batch]) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it
 def test_an_adapter_switched_off_is_the_reference() -> None:
     model, rows = with_lora(tiny()), pairs()
     head, batch = head_parts(model), padded(rows)
     expected = step_of(model, [batch], frozen_copy(tiny()))
-    found = one_step(dpo.train, model, [batch], head=head, logprobs=full)
+    found = one_step(dpo.train, model, [batch], head=head, logprobs=chunked)
     assert found == pytest.approx(expected, rel=1e-5)
     assert found[0] != pytest.approx(math.log(2), rel=1e-3)  # were the reference the policy
 
