@@ -6,8 +6,13 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from trainer_cases import ids
+from trainer_cases import chunked, ids
 
+from memlab.instruments.device import simulated_gpu
+from memlab.instruments.measurement import CATEGORIES
+from memlab.instruments.meter import Meter
+from memlab.models.build import build_meta, load_config, materialize
+from memlab.models.compat import fake_tensors_are_computed
 from memlab.models.head import head_parts
 from memlab.trainers.rollouts import Rollout, rollout
 
@@ -66,3 +71,35 @@ def losses_and_norms(train, model: nn.Module, step, lr: float = 0.0, **options):
     optimizer.register_step_pre_hook(note_norm)
     losses = [loss.item() for loss in train(model, optimizer, [step], **options)]
     return [*losses, *norms]
+
+
+def simulated_phases(train, **options) -> list[str]:
+    """The phases of one step of two prompts, run on the simulated GPU in bf16 with a meter."""
+    model, frozen = (build_meta("memlab/tiny", dtype=torch.bfloat16).train() for _ in range(2))
+    config = load_config("memlab/tiny")
+    with simulated_gpu() as device, fake_tensors_are_computed():
+        for made in (model, frozen):
+            materialize(made, device)
+        meter = Meter(device.type, vocab_size=config.vocab_size)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with meter:
+            meter.watch(model, optimizer)
+            for loss in train(
+                model,
+                optimizer,
+                [[[5] * 8] * 2],
+                head=head_parts(model),
+                rollout=roll(model, generator=None, label=meter.label),
+                reward=small_ids,
+                logprobs=chunked,
+                reference=head_parts(frozen),
+                phase=meter.phase,
+                **options,
+            ):
+                assert loss.shape == ()
+        cache = max(sample.bytes[CATEGORIES.index("kv_cache")] for sample in meter.ledger.samples())
+    rows, read = 2 * options.get("num_generations", 2), 8 + LIMIT - 1
+    entries = rows * config.num_key_value_heads * read * config.head_dim
+    whole = 2 * config.num_hidden_layers * entries * 2  # bytes, and a layer's keys a second time
+    assert whole < cache <= whole + 2 * entries
+    return [name for _, name in meter.ledger.phases if name != "setup"]

@@ -3,21 +3,23 @@
 import contextlib
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
-from online_cases import asked, direct_logps, losses_and_norms, roll, rows_of, small_ids
+from online_cases import (
+    asked,
+    direct_logps,
+    losses_and_norms,
+    roll,
+    rows_of,
+    simulated_phases,
+    small_ids,
+)
 from trainer_cases import chunked, full, tiny, with_lora
 
-from memlab.instruments.device import simulated_gpu
-from memlab.instruments.meter import Meter
-from memlab.models.build import build_meta, load_config, materialize
-from memlab.models.compat import fake_tensors_are_computed
 from memlab.models.head import head_parts
 from memlab.trainers import grpo
 from memlab.trainers.reference import frozen_copy
-from memlab.trainers.rollouts import rollout
 
 
 def step_of(model, *, seed: int = 0, lr: float = 0.0, prompts=None, **options):
@@ -194,42 +196,11 @@ def test_a_tiny_model_comes_to_write_what_is_rewarded() -> None:
     assert rewards[-1] > 0.9
 
 
-def test_a_step_on_the_simulated_gpu() -> None:
-    model = build_meta("memlab/tiny", dtype=torch.bfloat16).train()
-    frozen = build_meta("memlab/tiny", dtype=torch.bfloat16)
-    with simulated_gpu() as device, fake_tensors_are_computed():
-        materialize(model, device)
-        materialize(frozen, device)
-        meter = Meter(device.type, vocab_size=load_config("memlab/tiny").vocab_size)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        head = head_parts(model)
-        with meter:
-            losses = grpo.train(
-                model,
-                optimizer,
-                [asked(2)] * 2,
-                head=head,
-                rollout=partial(
-                    rollout,
-                    model,
-                    head=head,
-                    max_completion_length=5,
-                    eos_token_id=0,
-                    label=meter.label,
-                ),
-                reward=small_ids,
-                logprobs=chunked,
-                per_device_train_batch_size=8,
-                num_iterations=2,
-                reference=head_parts(frozen),
-                beta=0.1,
-                phase=meter.phase,
-            )
-            assert [loss.shape for loss in losses] == [()] * 4
-        phases = [name for _, name in meter.ledger.phases]
-    assert phases.count("rollout") == 2
-    assert phases.count("optimizer") == 4
-    assert all(p.grad is None for p in model.parameters())
+def test_its_steps_run_on_the_simulated_gpu() -> None:
+    options = {"num_generations": 4, "per_device_train_batch_size": 4, "num_iterations": 2}
+    phases = simulated_phases(grpo.train, beta=0.1, **options)
+    once = ["forward", "backward"] * 2 + ["optimizer"]
+    assert phases == ["rollout", "reference", *once, *once]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ import math
 
 import pytest
 import torch
-from online_cases import asked, direct_logps, losses_and_norms, roll, rows_of, small_ids
+from online_cases import (
+    asked,
+    direct_logps,
+    losses_and_norms,
+    roll,
+    rows_of,
+    simulated_phases,
+    small_ids,
+)
 from trainer_cases import chunked, full, tiny
 
 from memlab.models.head import head_parts
@@ -126,6 +134,11 @@ def test_a_tiny_model_comes_to_write_what_is_rewarded() -> None:
     assert len(rest) == 14
     assert rewards[0] < 0.7
     assert rewards[-1] > 0.85
+
+
+def test_its_steps_run_on_the_simulated_gpu() -> None:
+    phases = simulated_phases(online_dpo.train, per_device_train_batch_size=1)
+    assert phases == ["rollout", *["reference", "forward", "backward"] * 2, "optimizer"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ import math
 
 import pytest
 import torch
-from online_cases import asked, direct_logps, losses_and_norms, roll, rows_of, small_ids
+from online_cases import (
+    asked,
+    direct_logps,
+    losses_and_norms,
+    roll,
+    rows_of,
+    simulated_phases,
+    small_ids,
+)
 from trainer_cases import chunked, full, tiny
 
 from memlab.models.head import head_parts
@@ -143,6 +151,11 @@ def test_a_tiny_model_comes_to_write_what_is_rewarded() -> None:
     assert len(list(losses)) == 15
     assert rewards[0] < 0.65
     assert rewards[-1] > 0.9
+
+
+def test_its_steps_run_on_the_simulated_gpu() -> None:
+    phases = simulated_phases(rloo.train, num_generations=4, per_device_train_batch_size=4)
+    assert phases == ["rollout", "reference", *["forward", "backward"] * 2, "optimizer"]
 
 
 @pytest.mark.parametrize(

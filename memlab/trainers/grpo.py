@@ -70,6 +70,8 @@ def train(
                 made = rollout([p for p in prompts for _ in range(num_generations)])
                 rewards = rewarded(reward, made)
                 advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+                by_completion = loss.get("loss_type") in PER_COMPLETION
+                items = len(made.mask) if by_completion else int(made.mask.sum())
             batches = split(
                 per_device_train_batch_size,
                 input_ids=made.input_ids,
@@ -84,8 +86,6 @@ def train(
                     if beta:
                         with referring(model, head, reference) as frozen:
                             batch["ref_logps"] = logps_of(frozen, batch)
-            by_completion = loss.get("loss_type") in PER_COMPLETION
-            items = len(made.mask) if by_completion else int(made.mask.sum())
             for _ in range(num_iterations):
                 yield batches, items
 

@@ -18,12 +18,9 @@ from torch import Tensor
 from memlab.losses.dpo import dpo
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
-from memlab.trainers.dpo import sides
 from memlab.trainers.loop import Batch, HeadFunction, Phase, run
 from memlab.trainers.reference import check, referring
 from memlab.trainers.rollouts import Reward, Roll, rewarded, split, token_logps
-
-SIDES = ("chosen_", "rejected_")
 
 
 def train(
@@ -47,7 +44,7 @@ def train(
     A step is its prompts, (P,) token ids each; `rollout(prompts)` completes them, each twice side
     by side (`rollouts.rollout`); `reward(completions, mask)` scores all of them at once, (B, C) ->
     (B,) floats, a NaN counting as the lowest. Then micro-batches of `per_device_train_batch_size`
-    pairs are trained on (None: all at once), 2B rows each, the B chosen ones first. `logprobs` and
+    pairs are trained on (None: all at once), a pair's two rows forwarded together. `logprobs` and
     `reference` are those of `dpo.train`, `loss_type`, `beta` and `label_smoothing` those of
     `losses.dpo`. As in TRL, the temperature of the rollout does not scale the logits of the loss.
     `phase` also names the rollout's part and the reference's.
@@ -62,32 +59,28 @@ def train(
             with phase("rollout"):
                 made = rollout([prompt for prompt in prompts for _ in range(2)])
                 scores = rewarded(reward, made).nan_to_num(nan=-torch.inf).view(-1, 2)
-                first = torch.arange(0, len(made.mask), 2, device=made.mask.device)
-                swapped = (scores[:, 0] < scores[:, 1]).long()
-                rows = dict(zip(SIDES, (first + swapped, first + 1 - swapped), strict=True))
                 columns = {
-                    f"{side}{name}": column[at]
-                    for side, at in rows.items()
-                    for name, column in (("input_ids", made.input_ids), ("labels", made.labels))
+                    "input_ids": made.input_ids.unflatten(0, (-1, 2)),
+                    "labels": made.labels.unflatten(0, (-1, 2)),
+                    "chosen": (scores[:, :1] < scores[:, 1:]).long(),
                 }
-            yield split(per_device_train_batch_size, **columns), len(first)
+            yield split(per_device_train_batch_size, **columns), len(scores)
 
-    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Tensor, Tensor, Tensor]]:
-        ids, labels = (
-            torch.cat([batch[f"{side}{name}"] for side in SIDES])
-            for name in ("input_ids", "labels")
-        )
+    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Tensor, Tensor, Tensor, Tensor]]:
+        ids, labels = batch["input_ids"].flatten(0, 1), batch["labels"].flatten(0, 1)
         with phase("reference"), referring(model, head, reference) as frozen:
             fixed = token_logps(logprobs, frozen, ids, labels).sum(1)
-        return {}, (ids, labels, fixed)
+        return {}, (ids, labels, fixed, batch["chosen"])
 
-    def loss_of(_: dict[str, Any], batch: tuple[Tensor, Tensor, Tensor], pairs: int) -> Tensor:
-        ids, labels, fixed = batch
+    def loss_of(
+        _: dict[str, Any], batch: tuple[Tensor, Tensor, Tensor, Tensor], pairs: int
+    ) -> Tensor:
+        ids, labels, fixed, chosen = batch
         logps = token_logps(logprobs, head, ids, labels).sum(1)  # (2B,)
-        chosen_lengths, rejected_lengths = sides((labels != IGNORED).sum(1))
+        chosen_lengths, rejected_lengths = sides((labels != IGNORED).sum(1), chosen)
         return dpo(
-            *sides(logps),
-            *sides(fixed),
+            *sides(logps, chosen),
+            *sides(fixed, chosen),
             pairs,
             loss_type=loss_type,
             beta=beta,
@@ -97,3 +90,9 @@ def train(
         )
 
     return run(model, optimizer, rolled(), ready=ready, loss_of=loss_of, phase=phase)
+
+
+def sides(rows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of two rows a pair (2B,), what belongs to the chosen one, 0 or 1 (B, 1), and to the other."""
+    pairs = rows.view(-1, 2)
+    return pairs.gather(1, chosen)[:, 0], pairs.gather(1, 1 - chosen)[:, 0]

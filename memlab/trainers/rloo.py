@@ -75,9 +75,9 @@ def train(
                         fixed = whole_step(frozen, columns)
                     counted = made.labels != IGNORED
                     rewards = penalised_rewards(rewards, old, fixed, counted, beta=beta)
-            columns["advantages"] = leave_one_out_advantages(
-                rewards, num_generations, normalize_advantages=normalize_advantages
-            )
+                columns["advantages"] = leave_one_out_advantages(
+                    rewards, num_generations, normalize_advantages=normalize_advantages
+                )
             for _ in range(num_iterations):
                 yield split(per_device_train_batch_size, **columns), len(rewards)
 
