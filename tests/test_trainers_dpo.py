@@ -13,6 +13,7 @@ from memlab.models.head import head_parts
 from memlab.techniques import pad_to_multiple, padding_free
 from memlab.techniques.truncation import truncate_dpo
 from memlab.trainers import dpo
+from memlab.trainers.completions import Completions
 from memlab.trainers.reference import frozen_copy
 
 
@@ -71,6 +72,15 @@ def test_a_batch_holds_the_chosen_rows_then_the_rejected() -> None:
     ]
 
 
+def test_rows_laid_end_to_end_are_summed_each() -> None:
+    rows = truncate_dpo([{"prompt_ids": [1], "chosen_ids": [2, 3], "rejected_ids": [4]}], None)
+    batch = dpo.collate_pairs(rows, partial(padding_free.collate, pad_to_multiple_of=4))
+    completions = Completions.of(batch, torch.device("cpu"))
+    assert completions.targets.tolist() == [2, 3, -100, 4, -100, -100, -100, -100]
+    assert completions.sums(2 ** torch.arange(8)).tolist() == [7, 24, 224]
+    assert completions.lengths().tolist() == [2, 1, 0]
+
+
 @pytest.mark.parametrize("logprobs", [full, chunked])
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 @pytest.mark.parametrize("name", ["memlab/tiny", "memlab/tiny-gemma2"])
@@ -123,9 +133,12 @@ def test_an_adapter_switched_off_is_the_reference() -> None:
     model, rows = with_lora(tiny()), pairs()
     head, batch = head_parts(model), padded(rows)
     expected = step_of(model, [batch], frozen_copy(tiny()))
+    model.base_model.model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
     found = one_step(dpo.train, model, [batch], head=head, logprobs=chunked)
     assert found == pytest.approx(expected, rel=1e-5)
     assert found[0] != pytest.approx(math.log(2), rel=1e-3)  # were the reference the policy
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_the_reference_neither_learns_nor_leaves_a_mode_behind() -> None:
