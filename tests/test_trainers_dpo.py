@@ -6,7 +6,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from trainer_cases import chunked, completion_logp, full, ids, one_step, split, tiny, with_lora
+from trainer_cases import (
+    Phases,
+    chunked,
+    completion_logp,
+    full,
+    ids,
+    one_step,
+    split,
+    tiny,
+    with_lora,
+)
 
 from memlab.models.compat import enable_checkpointing
 from memlab.models.head import head_parts
@@ -164,18 +174,9 @@ def test_the_reference_neither_learns_nor_leaves_a_mode_behind() -> None:
 
 
 def test_phases_come_in_their_order() -> None:
-    from contextlib import contextmanager
-
-    seen = []
-
-    @contextmanager
-    def phase(name: str):
-        seen.append(name)
-        yield
-
-    rows = pairs()
-    step_of(tiny(), [padded(rows[:2]), padded(rows[2:])], phase=phase)
-    assert seen == ["reference", "forward", "backward"] * 2 + ["optimizer"]
+    rows, phases = pairs(), Phases()
+    step_of(tiny(), [padded(rows[:2]), padded(rows[2:])], phase=phases)
+    assert phases == ["reference", "forward", "backward"] * 2 + ["optimizer"]
 
 
 def test_a_tiny_model_comes_to_prefer_what_was_chosen() -> None:

@@ -1,19 +1,22 @@
 """The GKD loop: its values are the formula's, and how a step is split changes nothing."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from trainer_cases import ids, one_step, split, tiny
+from trainer_cases import Phases, ids, one_step, split, tiny
 
 from memlab.models.head import HeadParts, head_parts
 from memlab.techniques import pad_to_multiple
 from memlab.techniques.truncation import truncate_gkd
 from memlab.trainers import gkd
+from memlab.trainers.on_policy import on_policy
 from memlab.trainers.reference import frozen_copy
+from memlab.trainers.rollouts import rollout
 
 
 def rows(count: int = 4) -> list[dict]:
@@ -132,3 +135,56 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="all -100 in every micro-batch"):
         step_of(model, [blank])
     assert step_of(model, [batch, blank]) == pytest.approx(step_of(model, [batch]), rel=1e-5)
+
+
+def greedy(model):
+    return partial(rollout, model, head=head_parts(model), max_completion_length=3, temperature=0)
+
+
+def test_on_policy_the_student_completes_the_prompts_itself() -> None:
+    model, made = tiny(), rows()
+    step = [padded(part) for part in split(made, 3)]
+    phases = Phases()
+    (own,) = on_policy([step], greedy(model), lmbda=1, phase=phases)
+    assert phases == ["rollout"]
+    assert [len(batch["input_ids"]) for batch in own] == [3, 1]
+    for row, tokens, labels in zip(
+        made,
+        torch.cat([batch["input_ids"] for batch in own]),
+        torch.cat([batch["labels"] for batch in own]),
+        strict=True,
+    ):
+        prompt = row["input_ids"][: row["labels"].count(-100)]
+        with torch.no_grad():
+            expected = list(prompt)
+            for _ in range(3):
+                logits = model(input_ids=torch.tensor([expected])).logits
+                expected.append(int(logits[0, -1].argmax()))
+        assert tokens[: len(expected)].tolist() == expected
+        counted = labels != -100
+        assert tokens[counted].tolist() == expected[-3:]
+        assert counted.nonzero()[0] == len(prompt)
+
+
+def test_on_policy_steps_are_made_by_the_student_of_then_and_a_split_changes_nothing() -> None:
+    whole, parts = [padded(rows())], [padded([row]) for row in rows()]
+    losses = []
+    for step in (whole, parts):
+        model = tiny()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps = on_policy([step] * 3, greedy(model), lmbda=0.6)
+        options = {"head": head_parts(model), "teacher": frozen_copy(tiny(seed=5))}
+        losses.append([loss.item() for loss in gkd.train(model, optimizer, steps, **options)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # three steps add up their roundings
+
+
+def test_on_policy_takes_its_share_of_the_steps() -> None:
+    step, model = [padded(rows(2))], tiny()
+    for lmbda, least, most in ((0, 0, 0), (0.5, 3, 17), (1, 20, 20)):
+        mixed = on_policy([step] * 20, greedy(model), lmbda=lmbda)
+        assert least <= sum(made is not step for made in mixed) <= most
+    with pytest.raises(ValueError, match="lmbda must be between 0 and 1"):
+        next(on_policy([step], greedy(model), lmbda=1.5))
+    blank = {**step[0], "labels": torch.full_like(step[0]["labels"], -100)}
+    with pytest.raises(ValueError, match="labels of row 0: on_policy needs a prompt"):
+        next(on_policy([[blank]], greedy(model), lmbda=1))

@@ -1,5 +1,6 @@
 """What the trainers' tests share: a tiny model, rows of unequal lengths, and a look at one step."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -56,6 +57,15 @@ def completion_logp(model: nn.Module, row: dict, prefix: str = "") -> Tensor:
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
     logps = logits.log_softmax(-1)
     return sum(logps[t - 1, tokens[t]] for t in range(1, len(tokens)) if mask[t])
+
+
+class Phases(list):
+    """A `phase` for a trainer: the names in the order in which they came."""
+
+    @contextlib.contextmanager
+    def __call__(self, name: str):
+        self.append(name)
+        yield
 
 
 def split(rows: list, size: int) -> list[list]:
