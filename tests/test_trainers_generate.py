@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from trainer_cases import with_lora
 from transformers import PreTrainedModel
 
 from memlab.instruments.device import simulated_gpu
@@ -196,6 +197,34 @@ def test_the_simulated_cache_has_the_bytes_of_its_formula(limit: int) -> None:
         expected = 2 * config.num_hidden_layers * rows * heads * read * size * 2
         assert sum(t.untyped_storage().nbytes() for t in kept[0]) == expected
         assert live[CATEGORIES.index("kv_cache")] == expected
+
+
+def test_the_real_cache_has_the_bytes_of_its_formula() -> None:
+    model, config, kept = tiny(), load_config("memlab/tiny"), []
+
+    def label(category: str, tensors: Iterable[Tensor]) -> None:
+        kept[:] = [category, *tensors]
+
+    generate(model, prompts(), head=head_parts(model), max_completion_length=4, label=label)
+    category, *tensors = kept
+    entries = 3 * config.num_key_value_heads * (5 + 4 - 1) * config.head_dim
+    assert category == "kv_cache"
+    assert sum(t.untyped_storage().nbytes() for t in tensors) == (
+        2 * config.num_hidden_layers * entries * 4
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it
+def test_an_adapter_takes_part() -> None:
+    plain, adapted = tiny(), with_lora(tiny())
+    asked = prompts()
+    options = {"max_completion_length": 6, "temperature": 0.0}
+    found, _ = generate(adapted, asked, head=head_parts(adapted), **options)
+    expected = adapted.eval().generate(
+        input_ids=asked, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert torch.equal(found, expected[:, 5:])
+    assert not torch.equal(found, generate(plain, asked, head=head_parts(plain), **options)[0])
 
 
 def test_wrong_arguments_are_refused() -> None:
