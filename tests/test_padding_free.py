@@ -100,16 +100,39 @@ def test_any_rows(lengths, multiple):
     [
         ([row()], {}, "padding_free: the batch has no token"),
         ([], {}, "padding_free: the batch has no token"),
-        ([row(1, 2, 3, seq_lengths=[2, 2])], {}, r"seq_lengths=\[2, 2\]: a row of 3 tokens"),
-        ([row(1)], {"pad_to_multiple_of": 0}, "pad_to_multiple_of=0: give an int of 1 or more"),
+        ([row(1, 2, 3, seq_lengths=[2, 2])], {}, r"seq_lengths=\[2, 2\] of row 0: .* 3 tokens"),
+        ([row(1, 2, 3, seq_lengths=[2])], {}, r"seq_lengths=\[2\] of row 0: .* 3 tokens"),
+        ([row(1), row(1, 2, 3, seq_lengths=[-1, 4])], {}, r"\[-1, 4\] of row 1"),
+        ([row(1)], {"pad_to_multiple_of": 0}, "pad_to_multiple_of=0: give 1 or more, or None"),
         ([row(1)], {"pad_to_multiple_of": -8}, "pad_to_multiple_of=-8"),
-        ([row(1)], {"pad_to_multiple_of": True}, "pad_to_multiple_of=True"),
-        ([{"input_ids": [1, 2], "labels": [1]}], {}, "labels"),
+        ([{"input_ids": [1, 2], "labels": [1]}], {}, "row 0 has 2 input_ids and 1 labels"),
+        ([{"input_ids": [1, 2]}], {}, r"columns of row 0 are \['input_ids'\]; give input_ids"),
     ],
 )
 def test_bad_input_is_named(rows, options, says):
     with pytest.raises(ValueError, match=says):
         collate(rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([row(1)], {"pad_to_multiple_of": True}),
+        ([row(1)], {"pad_to_multiple_of": 2.0}),
+        ([{"input_ids": [1.7, 2.2], "labels": [1, 2]}], {}),
+        ([{"input_ids": [[1, 2]], "labels": [[1, 2]]}], {}),
+        ([row(1, 2, 3, 4, 5, seq_lengths=[2.5, 2.5])], {}),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(rows, options):
+    with pytest.raises(TypeError):
+        collate(rows, **options)
+
+
+def test_rows_may_come_one_by_one_and_in_numpy_s_integers():
+    rows = [row(1, 2, 3, seq_lengths=np.array([1, 2])), row(4)]
+    found = collate((one for one in rows), pad_to_multiple_of=np.int64(3))  # type: ignore[arg-type]
+    assert plain(found) == plain(collate(rows, pad_to_multiple_of=3))
 
 
 def test_model_inputs_are_on_one_device_and_share_their_lengths():

@@ -96,6 +96,32 @@ def test_refuses_what_it_cannot_do(arguments, says):
         as_transformers_calls(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("cu_seqlens", "max_seqlen", "window", "says"),
+    [
+        ([0, 3], 3, None, r"cu_seqlens=\[0, 3\]: give 0, ..., 6, ascending"),
+        ([0, 9], 9, None, r"cu_seqlens=\[0, 9\]"),
+        ([1, 6], 5, None, r"cu_seqlens=\[1, 6\]"),
+        ([0, 4, 2, 6], 4, None, r"cu_seqlens=\[0, 4, 2, 6\]"),
+        ([0], 6, None, r"cu_seqlens=\[0\]"),
+        ([0, 2, 6], 3, None, "max_seqlen=3: a document has 4 tokens"),
+        ([0, 2, 6], 4, 0, "window=0: give 1"),
+        ([0, 2, 6], 4, -1, "window=-1"),
+    ],
+)
+def test_documents_that_do_not_add_up_are_refused(cu_seqlens, max_seqlen, window, says):
+    lengths = torch.tensor(cu_seqlens, dtype=torch.int32)
+    with pytest.raises(ValueError, match=says):
+        varlen_attention(*inputs(6), lengths, max_seqlen, window=window)
+
+
+def test_a_document_of_no_token_changes_nothing():
+    q, k, v = inputs(6)
+    lengths = torch.tensor([0, 2, 2, 6, 6], dtype=torch.int32)
+    expected = masked_reference(q, k, v, [2, 4], 0.3, None)
+    torch.testing.assert_close(varlen_attention(q, k, v, lengths, 4, scale=0.3), expected)
+
+
 def test_a_card_takes_half_precision_only():
     with simulated_gpu() as device:
         q, k, v = (torch.empty(6, 2, 8, device=device) for _ in range(3))

@@ -13,6 +13,7 @@ Unlike       transformers' DataCollatorWithFlattening: a packed row brings its `
              Apache-2.0; torch 2.11 to 2.13, transformers 5.17 to 5.24
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,17 +37,15 @@ def collate(
     `position_ids` (from 0 in each document), all (1, N) int64, `cu_seqlens` (documents + 1,) int32
     and `max_seqlen`; no attention mask, for one of ones would let documents see each other.
     Documents of no token leave no trace. Filling up to a multiple makes a last document of padding.
-    Raises ValueError for no token at all, columns of unequal length, or a multiple below 1.
+    Raises ValueError for no token at all, columns missing or unequal, lengths that don't add up or
+    a multiple below 1; TypeError for what is no whole number.
     """
-    if pad_to_multiple_of is not None and (
-        type(pad_to_multiple_of) is not int or pad_to_multiple_of < 1
-    ):
-        raise ValueError(f"pad_to_multiple_of={pad_to_multiple_of!r}: give an int of 1 or more")
-    documents = [int(n) for row in rows for n in _documents(row) if n]
+    rows, multiple = list(rows), _multiple(pad_to_multiple_of)
+    documents = [n for i, row in enumerate(rows) for n in _documents(i, row) if n]
     tokens = sum(documents)
     if not tokens:
         raise ValueError("padding_free: the batch has no token; give at least one row that has")
-    if padding := -tokens % (pad_to_multiple_of or 1):
+    if padding := -tokens % multiple:
         documents.append(padding)
     lengths = torch.tensor(documents)
     ends = lengths.cumsum(0)
@@ -62,19 +61,33 @@ def collate(
     }
 
 
-def _documents(row: Mapping[str, Any]) -> Sequence[int]:
+def _multiple(value: int | None) -> int:
+    if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
+        raise TypeError(f"pad_to_multiple_of={value!r}: give an int of 1 or more, or None")
+    if value is not None and value < 1:
+        raise ValueError(f"pad_to_multiple_of={value}: give 1 or more, or None")
+    return 1 if value is None else operator.index(value)
+
+
+def _documents(i: int, row: Mapping[str, Any]) -> list[int]:
+    """The lengths of row i's documents."""
+    if not row.keys() >= {"input_ids", "labels"}:
+        raise ValueError(f"columns of row {i} are {sorted(row)}; give input_ids, labels")
     length = len(row["input_ids"])
     if len(row["labels"]) != length:
-        raise ValueError(f"labels: {len(row['labels'])} of them in a row of {length} input_ids")
-    documents = row.get("seq_lengths", (length,))
-    if sum(documents) != length:
-        raise ValueError(f"seq_lengths={list(documents)}: a row of {length} tokens must add up")
+        raise ValueError(f"row {i} has {length} input_ids and {len(row['labels'])} labels")
+    documents = [operator.index(n) for n in row.get("seq_lengths", (length,))]
+    if sum(documents) != length or min(documents, default=0) < 0:
+        raise ValueError(f"seq_lengths={documents} of row {i}: give the parts of {length} tokens")
     return documents
 
 
 def _row(rows: Sequence[Mapping[str, Any]], column: str, fill: int, padding: int) -> Tensor:
-    parts = [torch.as_tensor(row[column], dtype=torch.int64) for row in rows]  # (N,)
-    return torch.cat([*parts, torch.full((padding,), fill)])
+    parts = [torch.as_tensor(row[column]) for row in rows]
+    for i, part in enumerate(parts):
+        if part.ndim != 1 or (part.numel() and part.is_floating_point()):
+            raise TypeError(f"{column} of row {i}: give whole numbers in one dimension")
+    return torch.cat([*(part.long() for part in parts), torch.full((padding,), fill)])
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Any]:

@@ -36,9 +36,18 @@ def varlen_attention(
     """Causal attention inside each document; `window` is how many tokens one sees, itself included.
 
     On CUDA by one flash kernel, in bf16 and fp16 only: other types raise ValueError. Elsewhere
-    document by document, which any type and device can do.
+    document by document, which any type and device can do. ValueError too for a window below 1 and,
+    where the values of cu_seqlens are at hand (a card's would have to be waited for), for documents
+    that don't add up to N tokens or are longer than max_seqlen.
     """
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}: give 1 (the token alone) or more, or None")
     if q.device.type not in CARDS:
+        lengths = cu_seqlens.diff()
+        if cu_seqlens.numel() < 2 or cu_seqlens[0] or cu_seqlens[-1] != len(q) or lengths.min() < 0:
+            raise ValueError(f"cu_seqlens={cu_seqlens.tolist()}: give 0, ..., {len(q)}, ascending")
+        if lengths.max() > max_seqlen:
+            raise ValueError(f"max_seqlen={max_seqlen}: a document has {int(lengths.max())} tokens")
         return _document_by_document(q, k, v, cu_seqlens, scale, window)
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"padding_free in {q.dtype}: flash attention takes bfloat16 or float16")
