@@ -109,11 +109,13 @@ def test_what_is_no_reward_is_refused() -> None:
         rewarded(lambda ids, mask: mask.float(), made)
 
 
-def test_prompts_without_tokens_are_refused() -> None:
+def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="prompts are empty"):
         roll(tiny())([])
     with pytest.raises(ValueError, match=r"prompts must be \(B, P\)"):
         roll(tiny())([[1, 2], []])
+    with pytest.raises(ValueError, match="pad_to_multiple_of must be at least 1"):
+        roll(tiny(), pad_to_multiple_of=0)(asked())
 
 
 def test_completions_end_at_many_lengths_here() -> None:  # else the tests above show little

@@ -51,12 +51,15 @@ def rollout(
     completion (as `techniques.truncation.truncate_prompts` cuts them); T is rounded up to
     `pad_to_multiple_of`. Give `functools.partial(rollout, model, ...)` to a trainer.
 
-    Raises ValueError for no prompt, an empty one, and a `max_length` without room for prompts.
+    Raises ValueError for no prompt, an empty one, a `max_length` without room for prompts, and a
+    multiple below 1.
     """
     device = next(model.parameters()).device
     rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
     if not rows:
         raise ValueError("prompts are empty: a step needs at least one")
+    if pad_to_multiple_of is not None:
+        number("pad_to_multiple_of", pad_to_multiple_of, lambda n: n >= 1, "at least 1, or None")
     order, read, new, masks = [], [], [], []
     for length in sorted({len(row) for row in rows}):
         group = [at for at, row in enumerate(rows) if len(row) == length]
@@ -87,7 +90,7 @@ def rollout(
         F.pad(ids.masked_fill(~mask, IGNORED), (prompt.shape[1], 0), value=IGNORED)
         for prompt, ids, mask in zip(read, new, masks, strict=True)
     ]
-    multiple = pad_to_multiple_of or 1
+    multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
     width = -(-max(ids.shape[1] for ids in both) // multiple) * multiple
     return Rollout(
         whole(both, width, pad_token_id),
