@@ -91,6 +91,29 @@ def test_packing_is_global_and_loses_nothing_when_split():
     assert sum(batch["labels"].numel() for batch in batches) == total
 
 
+def test_the_order_is_the_seeds():
+    switches = {"dataset": "docstrings", "per_device_train_batch_size": 4}
+    for packing in (False, True):
+        one, same, other = (
+            made(1, seed=seed, packing=packing, **switches)[0]["labels"] for seed in (1, 1, 2)
+        )
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
+
+
+def test_packed_rows_are_filled_up_to_a_multiple_too():
+    switches = {"dataset": "docstrings", "max_length": 500, "pad_to_multiple_of": 64}
+    (flat,) = made(1, packing=True, **switches)
+    assert flat["input_ids"].shape[1] % 64 == 0
+    (wrapped,) = made(1, packing=True, packing_strategy="wrapped", **switches)
+    assert wrapped["input_ids"].shape == (4, 512)
+
+
+def test_packed_rows_without_any_label_are_refused():
+    with pytest.raises(ValueError, match=r"max_length=2 cuts every label.*take at least 5"):
+        made(1, dataset="prompt_completion", max_length=2, packing=True)
+
+
 def test_rows_wrap_around():
     total = len(lengths.rows("chat"))
     batches = made(total + 2, dataset="chat", per_device_train_batch_size=1, max_length=9000)

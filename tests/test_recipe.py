@@ -79,6 +79,14 @@ def test_bad_values_name_the_switch_the_value_and_what_works(
         ),
         ({"padding_free": True, "attn_implementation": "memlab_attention"}, "would see each other"),
         ({"attn_implementation": "memlab_varlen"}, "without padding_free=True or packing=True"),
+        (
+            {
+                "attn_implementation": "memlab_varlen",
+                "packing": True,
+                "packing_strategy": "wrapped",
+            },
+            "has no documents to keep apart",
+        ),
     ],
 )
 def test_switches_that_cannot_work_together(switches: dict, says: str) -> None:
@@ -113,23 +121,53 @@ def test_the_old_name_of_bfd_split_is_rewritten() -> None:
             {"model": "memlab/tiny-gemma2", "padding_free": True},
             "simulated",
             "padding_free=True with memlab/tiny-gemma2, which caps attention scores at 50.0: only "
-            "attn_implementation='flash_attention_2' does both",
+            "'flash_attention_2' does both, with flash-attn on a CUDA card; give padding_free=F",
         ),
         ({"packing": True, "dtype": "float32"}, "simulated", "give dtype='bfloat16'"),
         (
             {"padding_free": True, "attn_implementation": "flash_attention_2"},
             "simulated",
-            "attn_implementation='flash_attention_2' (needs flash-attn|runs on a real CUDA)",
+            "'flash_attention_2' (needs flash-attn|runs on a real CUDA).* take 'memlab_varlen'",
+        ),
+        (
+            {
+                "model": "memlab/tiny-gemma2",
+                "packing": True,
+                "attn_implementation": "flash_attention_2",
+            },
+            "simulated",
+            "'flash_attention_2' (needs flash-attn|runs on a real CUDA).* take packing=False",
+        ),
+        (
+            {
+                "padding_free": True,
+                "attn_implementation": "flash_attention_2",
+                "dtype": "float32",
+            },
+            "simulated",
+            "padding_free=True with dtype='float32'",
         ),
         (
             {"padding_free": True, "attn_implementation": "kernels-community/flash-attn2"},
             "simulated",
-            "is for to_trl|documents",
+            r"is for to_trl\(\).*; memlab runs 'memlab_varlen'",
         ),
         (
             {"max_length": None, "dataset": "chat_like", "model": "memlab/tiny"},
             "simulated",
             "max_length=None: rows of 8192 tokens, and memlab/tiny has 4096 positions",
+        ),
+        (
+            {"pad_to_multiple_of": 5000},
+            "simulated",
+            "max_length=32 with pad_to_multiple_of=5000: rows of 5000 tokens, and memlab/tiny has",
+        ),
+        ({"pad_to_multiple_of": 99_999_999, "padding_free": True}, "simulated", "4096 positions"),
+        (
+            {"model": "Qwen/Qwen3-0.6B", "pad_to_multiple_of": 30_000}
+            | {"per_device_train_batch_size": 1000},
+            "simulated",
+            "times max_length=32 with pad_to_multiple_of=30000: up to 30000000 tokens",
         ),
     ],
 )
@@ -140,6 +178,7 @@ def test_what_a_model_or_its_device_can_not_do_is_refused(switches, device, says
 
 
 @pytest.mark.filterwarnings("ignore:The `'keep_end'` truncation mode is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:padding_free=True. TRL does not cut such rows:UserWarning")
 @pytest.mark.parametrize(
     ("switches", "written"),
     [
@@ -149,6 +188,10 @@ def test_what_a_model_or_its_device_can_not_do_is_refused(switches, device, says
         ),
         ({"padding_free": True}, {"padding_free": True, "max_length": None}),
         ({"padding_free": True, "packing": True}, {"padding_free": True, "max_length": 1024}),
+        (
+            {"packing": True, "packing_strategy": "wrapped"},
+            {"packing": True, "packing_strategy": "wrapped", "padding_free": False},
+        ),
         (
             {"truncation_mode": "keep_end", "pad_to_multiple_of": 8},
             {"truncation_mode": "keep_end", "pad_to_multiple_of": 8, "max_length": 1024},
@@ -166,6 +209,28 @@ def test_sequence_switches_in_trl(tmp_path, switches: dict, written: dict) -> No
     hub = recipe.replace(attn_implementation="kernels-community/flash-attn2")
     attention = hub.to_trl(output_dir=str(tmp_path)).model_init_kwargs["attn_implementation"]
     assert attention == "kernels-community/flash-attn2"
+
+
+def test_trl_leaves_the_cutting_of_padding_free_rows_to_the_user(tmp_path) -> None:
+    pytest.importorskip("trl")
+    with pytest.warns(UserWarning, match="cut the data set to max_length=1024 before") as caught:
+        Recipe.of(padding_free=True).to_trl(output_dir=str(tmp_path))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = Recipe.of(padding_free=True, max_length=None, dataset="chat")
+        whole.to_trl(output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="dtype='float32' in TRL"):
+        Recipe.of(packing=True, dtype="float32").to_trl(output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("switch", ["padding_free", "packing"])
+def test_float32_documents_run_on_a_cpu(switch: str) -> None:
+    recipe = Recipe.of(
+        **{"model": "memlab/tiny", "dtype": "float32", "dataset": "chat", "max_length": 64},
+        **{switch: True},
+    )
+    assert measure(recipe, device="cpu").metered_peak_bytes > 0
 
 
 def test_every_recipe_constructs_a_trl_configuration(tmp_path) -> None:

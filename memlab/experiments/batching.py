@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from memlab.data import lengths
 from memlab.data.lengths import shuffled
-from memlab.data.rows import full_rows, rows
+from memlab.data.rows import IGNORE, full_rows, rows
 from memlab.experiments.recipe import Recipe
 from memlab.techniques import packing, pad_to_multiple, padding_free, truncation
 
@@ -24,7 +24,7 @@ def micro_batches(
     """
     size = recipe.per_device_train_batch_size
     made = _rows(recipe, size * count, vocab_size, fill)
-    if not made:
+    if not any((row["labels"] != IGNORE).any() for row in made):
         first = min(row.spans[0][0] for row in lengths.rows(recipe.dataset))
         raise ValueError(
             f"max_length={recipe.max_length} cuts every label of dataset={recipe.dataset!r}; "

@@ -122,7 +122,10 @@ class Comparison:
 
     @property
     def price(self) -> float | None:
-        """Step time after / before - 1; None when it was not timed on a card."""
+        """Step time after / before - 1; None when it was not timed on a card.
+
+        Of short steps it is noise: `recordings.step_price(before, after)` says where.
+        """
         if self.before.step_ms is None or self.after.step_ms is None:
             return None
         return self.after.step_ms / self.before.step_ms - 1

@@ -96,13 +96,22 @@ def recorded(recipe: Recipe) -> Measurement | None:
 def price(before: Recipe, after: Recipe) -> str:
     """What `after` costs in time: "+8 % (NVIDIA H200, recorded)", or "—" where not recorded.
 
+    "within noise" in place of the share where it can't be told, as `step_price` says.
+    """
+    slow, fast = recorded(after), recorded(before)
+    said = step_price(fast, slow) if slow and fast else None
+    return f"{said} ({slow.device}, recorded)" if slow and said else "—"
+
+
+def step_price(before: Measurement, after: Measurement) -> str | None:
+    """Step time after / before - 1, as "+8 %"; None where it was not timed on a card.
+
     "within noise" where it can't be told: steps of less than `SHORT_MS` wait for Python more than
     for the card, and pairs of them that were recorded twice differed by up to `NOISE`.
     """
-    slow, fast = recorded(after), recorded(before)
-    if slow is None or fast is None or slow.step_ms is None or fast.step_ms is None:
-        return "—"
-    share = slow.step_ms / fast.step_ms - 1
-    if max(slow.step_ms, fast.step_ms) < SHORT_MS and abs(share) < NOISE:
-        return f"within noise ({slow.device}, recorded)"
-    return f"{share:+.0%} ({slow.device}, recorded)".replace("%", " %")
+    if before.step_ms is None or after.step_ms is None:
+        return None
+    share = after.step_ms / before.step_ms - 1
+    if max(before.step_ms, after.step_ms) < SHORT_MS and abs(share) < NOISE:
+        return "within noise"
+    return f"{share:+.0%}".replace("%", " %")

@@ -20,6 +20,7 @@ from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
 from memlab.models.head import head_parts
 from memlab.techniques import chunked_loss, padding_free, varlen_attention
+from memlab.techniques.pad_to_multiple import padded_length
 from memlab.trainers import sft
 
 HEAD_LOSSES = {
@@ -79,18 +80,22 @@ def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> st
     Raises ValueError where there is none.
     """
     requested = recipe.attn_implementation
-    if not recipe.flattened or requested not in (None, varlen_attention.NAME):
+    if not recipe.flattened:
         return resolve_attention(config, requested, device_type)
-    switch = "padding_free=True" if recipe.padding_free else "packing=True"
-    if softcap := getattr(config, "attn_logit_softcapping", None):
-        raise ValueError(
-            f"{switch} with {recipe.model}, which caps attention scores at {softcap}: only "
-            "attn_implementation='flash_attention_2' does both; give that, or padded batches"
-        )
+    switch = "padding_free" if recipe.padding_free else "packing"
     if recipe.dtype == "float32" and device_type != "cpu":
         raise ValueError(
-            f"{switch} with dtype='float32': flash attention takes half precision only; give "
+            f"{switch}=True with dtype='float32': flash attention takes half precision only; give "
             "dtype='bfloat16'"
+        )
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if requested not in (None, varlen_attention.NAME):
+        instead = f"{switch}=False" if softcap else repr(varlen_attention.NAME)
+        return resolve_attention(config, requested, device_type, instead=instead)
+    if softcap:
+        raise ValueError(
+            f"{switch}=True with {recipe.model}, which caps attention scores at {softcap}: only "
+            f"'flash_attention_2' does both, with flash-attn on a CUDA card; give {switch}=False"
         )
     varlen_attention.register()
     return varlen_attention.NAME
@@ -98,17 +103,25 @@ def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> st
 
 def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
     longest = recipe.max_length or max(lengths(recipe.dataset))
+    multiple = recipe.pad_to_multiple_of
+    rows = recipe.per_device_train_batch_size
+    if recipe.flattened:  # one row, whose rest is a document of padding
+        tokens = padded_length(rows * longest, multiple)
+        longest = max(longest, (multiple or 1) - 1)
+    else:
+        longest = padded_length(longest, multiple)
+        tokens = rows * longest
+    padded = "" if multiple is None else f" with pad_to_multiple_of={multiple}"
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and longest > positions:
         raise ValueError(
-            f"max_length={recipe.max_length}: rows of {longest} tokens, and {recipe.model} has "
-            f"{positions} positions; give at most {positions}"
+            f"max_length={recipe.max_length}{padded}: rows of {longest} tokens, and {recipe.model} "
+            f"has {positions} positions; give at most {positions}"
         )
-    tokens = recipe.per_device_train_batch_size * longest
     if tokens > MOST_TOKENS:
         raise ValueError(
-            f"per_device_train_batch_size={recipe.per_device_train_batch_size} times max_length="
-            f"{recipe.max_length}: up to {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
+            f"per_device_train_batch_size={rows} times max_length={recipe.max_length}{padded}: up "
+            f"to {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
         )
     micro_batches = recipe.gradient_accumulation_steps * recipe.max_steps
     if micro_batches > MOST_MICRO_BATCHES or micro_batches * tokens > 4 * MOST_TOKENS:

@@ -29,14 +29,18 @@ NAME = "memlab_attention"
 _CARDS = ("cuda", "gpu")  # "gpu" is the simulated one
 
 
-def resolve_attention(config: Any, requested: str | None, device_type: str) -> str:
+def resolve_attention(
+    config: Any, requested: str | None, device_type: str, *, instead: str | None = None
+) -> str:
     """Name of the attention implementation to build a model with.
 
     `config` is a transformers configuration, `requested` a name or None for the best one, and
     `device_type` "cpu", "cuda" or "gpu" (simulated). Softcapped models (Gemma 2) get "eager": no
-    fused operator of torch takes a softcap. Raises ValueError for a name that would not work.
+    fused operator of torch takes a softcap. Raises ValueError for a name that would not work, and
+    names `instead`, or the best one, as what would.
     """
     softcap = getattr(config, "attn_logit_softcapping", None)
+    instead = instead or _best(softcap)
     if requested is None:
         return "eager" if softcap else NAME
     if requested == "eager":
@@ -45,18 +49,18 @@ def resolve_attention(config: Any, requested: str | None, device_type: str) -> s
         if find_spec("flash_attn") is None:
             raise ValueError(
                 "attn_implementation='flash_attention_2' needs flash-attn: install the extra "
-                f"'flash', or take {_best(softcap)}"
+                f"'flash', or take {instead}"
             )
         if device_type != "cuda":
             raise ValueError(
                 "attn_implementation='flash_attention_2' runs on a real CUDA card only, not on "
-                f"'{device_type}': take {_best(softcap)}"
+                f"'{device_type}': take {instead}"
             )
         return requested
     if requested == "kernels-community/flash-attn2":
         raise ValueError(
             f"attn_implementation={requested!r} is for to_trl(): transformers gets that kernel "
-            f"from the hub; memlab runs {_best(softcap)}"
+            f"from the hub; memlab runs {instead}"
         )
     if requested not in (NAME, "sdpa"):
         raise ValueError(

@@ -74,7 +74,7 @@ def valid_labels(step: Sequence[Batch]) -> int:
     count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in step)
     if count == 0:
         raise ValueError(
-            "labels: all -100 in every micro-batch of a step; give rows with completions"
+            "labels: all -100 in every micro-batch of a step; give rows with completions, cut later"
         )
     return count
 
