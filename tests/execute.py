@@ -42,7 +42,8 @@ def cleaned(notebook: dict[str, Any], seconds: float, device: str) -> dict[str, 
         if cell["cell_type"] == "code":
             outputs = cell["outputs"]
             cell["outputs"] = [o for o in outputs if o.get("name") != "stderr" and _shown(o)]
-    said = f"*Run All:* {max(1, round(seconds))} s on {device}."
+    taken = f"{max(1, round(seconds))} s on {device}"
+    said = f"*Run All:* {taken}, where the outputs come from; your device has its own time."
     notebook["cells"][0]["source"] = RUN_ALL.sub(said, "".join(notebook["cells"][0]["source"]))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"]).splitlines(keepends=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from memlab import Recipe, check, lessons
+from memlab.data.lengths import lengths
 from memlab.lessons import contamination, in_trl
 from memlab.lessons.batch import last_batch
 from memlab.techniques import pad_to_multiple, padding_free, varlen_attention
@@ -58,6 +59,14 @@ def test_bounds_and_labels() -> None:
 )
 def test_usual_mistakes_about_borders(bounds: list, labels: list, expected: str) -> None:
     assert expected in said("03a", (bounds, labels))
+
+
+def test_a_pair_of_docstrings_that_saves_nothing_is_among_the_first_thirty() -> None:
+    cut = [min(n, 1024) for n in lengths("docstrings")]
+    pairs = [cut[i : i + 2] for i in range(0, 60, 2)]
+    assert any(pad_to_multiple.slots(pair) == sum(pair) for pair in pairs)
+    eights = [cut[i : i + 8] for i in range(0, len(cut), 8)]
+    assert min(1 - sum(rows) / pad_to_multiple.slots(rows) for rows in eights) > 0.3
 
 
 def test_only_equal_rows_save_nothing() -> None:

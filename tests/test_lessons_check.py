@@ -1,5 +1,6 @@
 """Exercises: right answers are computed, hints come before reasons, usual mistakes are named."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,10 +65,21 @@ def test_an_unknown_exercise_lists_its_lessons() -> None:
         ("06b", 100),
         ("06b", 512.5),
         ("06c", 12),
+        *(
+            (exercise, answer)
+            for exercise in ("00a", "02a", "02b", "04a", "05b", "05c", "06b")
+            for answer in (math.nan, math.inf, -math.inf, np.nan, 10**400)
+        ),
+        *(("02c", [wrong, 1]) for wrong in (math.nan, math.inf)),
+        ("03a", ([math.nan], [1])),
+        ("03b", [400, 400, 400, 400, math.inf]),
+        ("04b", (0, 0, math.nan)),
+        ("04c", math.nan),
+        ("05a", [math.nan, 1, 2]),
     ],
 )
 def test_a_wrong_form_of_answer_says_which_is_wanted(exercise: str, answer: object) -> None:
-    with pytest.raises(TypeError, match=rf"{exercise}: give (a|one) .*, not "):
+    with pytest.raises(TypeError, match=rf"{exercise}: give (a|one|three) .*, not "):
         check(exercise, answer)
 
 
@@ -80,6 +92,18 @@ def test_numbers_of_other_libraries_are_numbers(
     assert not check("00a", number(3000))
     assert check("06b", number(512))
     assert "256 is at the floor" in repr(check("06b", number(256)))
+
+
+@pytest.mark.parametrize("huge", [10**40, 1e308, 2**63])
+def test_huge_numbers_are_wrong_answers_like_others(huge: float) -> None:
+    for exercise in ("00a", "02a", "02b", "04a", "05c"):
+        assert not check(exercise, huge)
+    lessons._wrong_attempts.clear()
+    assert "No row is that long." in repr(check("02a", huge))
+    for exercise, answer in (("02c", [huge] * 2), ("03b", [huge] * 5), ("04b", [huge] * 3)):
+        assert not check(exercise, answer)
+    assert not check("03a", ([huge], [huge]))
+    assert not check("05a", [huge] * 3)
 
 
 def test_every_exercise_has_a_question_and_a_form() -> None:

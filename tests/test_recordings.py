@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ import pytest
 from memlab.errors import MemlabError
 from memlab.experiments import Recipe, measure, price, record, recorded
 from memlab.experiments.batching import micro_batches
-from memlab.experiments.recordings import Recording, load, recordings
+from memlab.experiments.recordings import (
+    NOISE,
+    SHORT_MS,
+    Recording,
+    load,
+    recordings,
+    step_price,
+)
 from memlab.experiments.recordings import folder as recordings_folder
 from memlab.experiments.simulation import replay, simulated_run
 from memlab.instruments import allocator
@@ -162,6 +170,39 @@ def test_a_difference_of_short_steps_is_no_price() -> None:
     )
     assert price(long, long.replace(expandable_segments=True)) == "+4 % (NVIDIA H200, recorded)"
     assert price(long, long.replace(padding_free=True)) == "-64 % (NVIDIA H200, recorded)"
+
+
+def timed(ms: float | None) -> Measurement:
+    return replace(recordings()[0].reading, step_ms=ms)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (200, 290, "+45 %"),
+        (200, 250, "within noise"),
+        (250, 200, "within noise"),
+        (290, 310, "+7 %"),
+        (1000, 360, "-64 %"),
+        (None, 100, None),
+        (100, None, None),
+    ],
+)
+def test_the_price_of_any_two_readings_knows_noise(
+    before: float | None, after: float | None, said: str | None
+) -> None:
+    assert step_price(timed(before), timed(after)) == said
+
+
+@pytest.mark.parametrize("lesson", ["02", "03", "04", "05"])
+def test_lessons_name_the_noise_before_they_print_a_price(lesson: str) -> None:
+    (path,) = recordings_folder().parent.glob(f"{lesson}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    first = next(i for i, source in enumerate(sources) if "price:+.0%}" in source)
+    text = sources[first - 1].split("### The price")[1]
+    assert f"less than {SHORT_MS:.0f} ms" in text
+    assert f"less than {NOISE:.0%}".replace("%", " %") in text
 
 
 def test_a_recording_round_trips() -> None:

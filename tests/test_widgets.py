@@ -11,9 +11,10 @@ from pathlib import Path
 import ipywidgets
 import pytest
 from made_steps import made_step
+from matplotlib.collections import LineCollection
 
 from memlab.errors import MemlabError
-from memlab.instruments.measurement import CATEGORIES, Measurement
+from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 from memlab.widgets import Grid, explore, predict, scrub, show_bars, show_timeline
 from memlab.widgets.explorer import Explore
 from memlab.widgets.figures import bars, new_figure, phases, timeline
@@ -116,6 +117,26 @@ def test_shown_gives_picture_alt_text_and_the_same_numbers_as_text() -> None:
     assert f'<img alt="{html.escape(shown.alt)}"' in shown.html()
     assert repr(shown) == repr(show_bars({"before": OFF, "after": ON}))
     assert shown.png(50) == show_bars({"before": OFF, "after": ON}).png(50)
+
+
+@pytest.mark.parametrize(("events", "stems"), [((0, 500, 1000), 0), ((0, 990, 991, 1000), 1)])
+def test_a_ring_on_a_thin_spike_has_a_stem(events: tuple[int, ...], stems: int) -> None:
+    heights = [20, *(21 + 10 * (event > 0) for event in events[1:-1]), 20]
+    heights[2:-1] = [22] * len(heights[2:-1])  # beside the spike
+    rest = (0,) * (len(CATEGORIES) - 1)
+    step = tuple(
+        Sample(event, "backward", (height * 10**8, *rest))
+        for event, height in zip(events, heights, strict=True)
+    )
+    figure = new_figure(9, 3)
+    ax = figure.add_axes((0.06, 0.1, 0.9, 0.8))
+    timeline(ax, dataclasses.replace(OFF, timeline=step, metered_peak_bytes=31 * 10**8))
+    drawn = [lines for lines in ax.collections if isinstance(lines, LineCollection)]
+    assert len(drawn) == stems
+    for lines in drawn:
+        ((low, high),) = lines.get_segments()
+        assert tuple(low) == (990, 22 * 10**8)
+        assert tuple(high) == (990, 31 * 10**8)
 
 
 def test_timelines_are_drawn_on_one_scale() -> None:
@@ -279,9 +300,16 @@ def test_a_guess_is_locked_once_and_shown_beside_the_answer() -> None:
     question.button.click()
     assert question.guess == "activations"
     assert question.choice.disabled
-    assert question.beside("logits").endswith("You guessed activations; it is logits.")
+    assert question.beside("logits").endswith("You guessed: activations. The answer: logits.")
     with pytest.raises(ValueError, match="locked"):
         question.lock("logits")
+
+
+def test_sentences_guessed_and_right_stay_readable() -> None:
+    question = predict("What happens?", ["it halves", "it falls by less than half"])
+    question.lock("it halves")
+    right = "What happens? You guessed: it halves. The answer: it falls by less than half."
+    assert question.beside("it falls by less than half") == right
 
 
 def test_a_guess_of_a_number_has_a_range() -> None:

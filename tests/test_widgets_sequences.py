@@ -10,6 +10,7 @@ import ipywidgets
 import numpy as np
 import pytest
 from made_steps import made_step
+from matplotlib.axes import Axes
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -292,6 +293,47 @@ def test_simulate_exactly_takes_the_field_and_shows_errors() -> None:
     shown.button.click()
     assert "below 2; give 2 or more" in shown.error.value
     assert not shown.button.disabled
+
+
+def test_simulate_exactly_goes_no_further_than_the_longest_row_of_the_data_set() -> None:
+    asked = []
+
+    def exact(setting: dict) -> Measurement:
+        asked.append(setting["max_length"])
+        return made_step()
+
+    sets = {"chat": CHAT, "short": [3, 5, 4, 3]}
+    shown = explore_lengths(sets, grid=grid(), max_length=1024, exact=exact)
+    shown.field.value = int(CHAT.max()) + 1
+    shown.button.click()
+    assert asked == [CHAT.max()]
+    assert shown.field.value == CHAT.max()
+    shown.data.value = "short"
+    assert shown.field.value == 5
+    shown.field.value = 700
+    shown.button.click()
+    assert asked[-1] == shown.field.value == 5
+    shown.max_length.value = 4096
+    assert shown.field.value == 5
+    shown.data.value = "chat"
+    assert shown.field.value == 4096
+    shown.field.value = 700
+    shown.button.click()
+    assert asked[-1] == 700
+    assert explore_lengths([3, 5], grid=grid(), max_length=1024, exact=exact).field.value == 5
+
+
+def test_the_peak_rises_no_further_than_the_longest_row() -> None:
+    shown = explore_lengths({"chat": [8192, 9], "short": [2000, 9]}, grid=grid())
+    shown.data.value = "short"
+    over = shown.draw_over()
+    (ax,) = (artist for artist in over if isinstance(artist, Axes))
+    curve = {int(x): y for x, y in zip(*ax.lines[0].get_data(), strict=True)}
+    for artist in over:
+        artist.remove()
+    whole = 10**9 + 2 * 10**6 * 4 * 2000
+    assert {x: curve[x] for x in (2000, 4096, 8192)} == dict.fromkeys((2000, 4096, 8192), whole)
+    assert shown.cut(2000).peak == whole
 
 
 def test_a_length_explorer_without_a_grid_shows_no_memory() -> None:

@@ -27,6 +27,8 @@ def _judge_share(answer: float) -> Finding:
         data.shortest(1 - SHARE): f"That keeps {1 - SHARE:.0%} of the tokens.",
     }
     finding = near(answer, data.shortest(SHARE), usual=usual)
+    if answer > data.longest:
+        return Finding(False, "No row is that long.")
     if finding.right or finding.said or answer < 1:
         return finding
     answer = int(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -72,8 +73,13 @@ def plain(answer: Any) -> Any:
 
 
 def is_number(answer: Any) -> bool:
-    """A real number; True and False are none."""
-    return isinstance(answer, Real) and not isinstance(answer, bool)
+    """A real number that a float holds; True, False, infinity and NaN are none."""
+    if not isinstance(answer, Real) or isinstance(answer, bool):
+        return False
+    try:
+        return math.isfinite(answer)
+    except OverflowError:  # an int beyond the largest float
+        return False
 
 
 def near(

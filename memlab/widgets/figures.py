@@ -406,10 +406,21 @@ def _phases(ax: Axes, runs: Sequence[tuple[str, int, int]], bottom: float) -> No
         )
 
 
+def _thin_spike(ax: Axes, events: np.ndarray, totals: np.ndarray, at: int) -> int | None:
+    """The bytes from which the spike at `at` rises, where it is too thin to be seen as one."""
+    if not 0 < at < len(events) - 1:
+        return None
+    point = points(ax)[0] / (ax.get_xlim()[1] - ax.get_xlim()[0])
+    wide = (events[at + 1] - events[at]) * point >= 3
+    return None if wide else int(max(totals[at - 1], totals[at + 1]))
+
+
 def _peak(ax: Axes, measurement: Measurement, events: np.ndarray, live: np.ndarray) -> None:
     at = int(live.sum(axis=1).argmax())
     x, y = events[at], live[at].sum()
     on_the_right = x < (ax.get_xlim()[0] + ax.get_xlim()[1]) / 2
+    if foot := _thin_spike(ax, events, live.sum(axis=1), at):
+        ax.vlines(x, foot, y, color=INK, lw=1.4, zorder=4)  # else the ring seems to hang in the air
     ax.plot([x], [y], "o", ms=5, mfc="white", mec=INK, mew=1.4, zorder=5, clip_on=False)
     ax.annotate(
         f"peak {gb(measurement.metered_peak_bytes)}",

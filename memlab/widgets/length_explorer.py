@@ -107,10 +107,14 @@ class ExploreLengths(Live):
             for axis in others
         }
         self.field = ipywidgets.IntText(
-            value=at, description="max_length", style=style, layout={"width": "19em"}
+            value=min(at, self.lengths.longest),
+            description="max_length",
+            style=style,
+            layout={"width": "19em"},
         )
         self.button = ipywidgets.Button(
-            description="Simulate exactly", tooltip="Simulate the max_length in the field"
+            description="Simulate exactly",
+            tooltip="Simulate the max_length in the field, up to the longest row",
         )
         self.button.on_click(lambda _: self.guarded(self.simulate))
         moved = [self.data, self.max_length, self.keep, self.batch, *self.others.values()]
@@ -126,18 +130,23 @@ class ExploreLengths(Live):
         return length_steps(known[0], end, *also, *(step for step in known if step < end))
 
     def _moved(self, change: Mapping) -> None:
-        if change["owner"] is self.max_length:
-            self.field.value = self.max_length.value
-        elif change["owner"] is self.keep:
+        owner = change["owner"]
+        if owner in (self.max_length, self.data):
+            self.field.value = min(self.max_length.value, self.lengths.longest)
+        elif owner is self.keep:
             self.field.value = self.shortest
-        else:
+        if owner not in (self.max_length, self.keep):
             self.exactly = None
         self.redraw()
 
     def simulate(self) -> None:
-        """Simulates the field's max_length, for the other controls as they are, and marks it."""
+        """Simulates the field's max_length, for the other controls as they are, and marks it.
+
+        A row has no more tokens than the data set's longest: beyond it the field goes back there.
+        """
         if self._exact is None:
             raise ValueError("explore_lengths: no exact=... function was given to simulate with")
+        self.field.value = min(self.field.value, self.lengths.longest)
         self.button.disabled, self.status.value = True, "simulating …"
         try:
             measured = self._exact({**self.setting, "max_length": self.field.value})
@@ -289,7 +298,8 @@ class ExploreLengths(Live):
         ax = self.figure.add_axes(under.get_position().bounds, facecolor="none")
         bare(ax)
         ax.set_xlim(under.get_xlim())
-        steps = {*(step for step in self._known if step < self.end), self.end, self._known[-1]}
+        bend = self.lengths.longest  # from there on a cut changes nothing
+        steps = {*(s for s in self._known if s < self.end), bend, self.end, self._known[-1]}
         peaks = [(step, *self._peak(step)) for step in sorted(steps) if step <= self.end]
         curve = [(step, n) for step, n, _ in peaks if n is not None]
         top = max(

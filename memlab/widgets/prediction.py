@@ -73,9 +73,10 @@ class Predict:
         """One line with the guess and the answer; without a guess, the answer alone."""
         if self.guess is None:
             return f"{self.question} {self._named(answer)} (no guess was locked)"
-        return (
-            f"{self.question} You guessed {self._named(self.guess)}; it is {self._named(answer)}."
-        )
+        guess, right = self._named(self.guess), self._named(answer)
+        if isinstance(answer, str):  # a sentence of its own, such as "it halves"
+            return f"{self.question} You guessed: {guess}. The answer: {right}."
+        return f"{self.question} You guessed {guess}; it is {right}."
 
     def _named(self, value: str | float) -> str:
         return (
