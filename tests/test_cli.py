@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from memlab.cli import main
+from memlab.cli.batch import batch_shape
 from memlab.cli.doctor import BROKEN, NOTE, OK
 from memlab.cli.show import gb, saving
 from memlab.cli.switches import parse_switches
+from memlab.data.lengths import lengths
 from memlab.errors import MemlabError
-from memlab.experiments import Comparison, Recipe
+from memlab.experiments import Comparison, Recipe, training
+from memlab.experiments.recipe import CHOICES
 from memlab.experiments.row import ROW_TYPE, Row
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
@@ -26,6 +29,7 @@ from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 compare = importlib.import_module("memlab.cli.compare")
 doctor = importlib.import_module("memlab.cli.doctor")
 estimate = importlib.import_module("memlab.cli.estimate")
+run = importlib.import_module("memlab.cli.run")
 
 
 def measurement(recipe: Recipe) -> Measurement:
@@ -136,6 +140,142 @@ def test_estimate_prints_shares(
     assert "141 GB" in out
 
 
+UNEQUAL = "--model memlab/tiny --dataset docstrings --device simulated".split()
+
+
+def test_estimate_names_the_batch_that_it_measured(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = set()
+    for seed in range(3):
+        switches = ["--max-length", "512", "--set", f"seed={seed}"]
+        assert main(["estimate", *UNEQUAL, *switches, "--json"]) == 0
+        rows, slots = json.loads(capsys.readouterr().out)["batch_shape"]
+        assert main(["estimate", *UNEQUAL, *switches]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"tiny, {rows} x {slots} slots (docstrings, max_length 512, seed {seed})" in told
+        assert "this batch fits a card of" in told
+        assert f"as seed {seed} draws it: another may take more" in told
+        assert "--dataset full --max-length 512" in told
+        shapes.add((rows, slots))
+    assert max(shapes) <= (4, 512)
+    assert len(shapes) > 1
+    assert main(["estimate", "--batch-size", "2", "--max-length", "64"]) == 0
+    told = capsys.readouterr().out
+    assert "2 x 64 tokens" in told
+    assert "batch fits" not in told
+    assert "another" not in told
+
+
+def test_the_shape_is_that_of_the_step_that_is_measured() -> None:
+    recipe = Recipe.off(model="memlab/tiny", dataset="docstrings", gradient_accumulation_steps=3)
+    first, last = [], []
+    for seed in range(4):
+        recipe = recipe.replace(seed=seed)
+        steps = training.prepare(recipe, "gpu").steps
+        shapes = [[tuple(batch["labels"].shape) for batch in step] for step in steps]
+        assert batch_shape(recipe) == max(shapes[-1])
+        first.append(max(shapes[0]))
+        last.append(max(shapes[-1]))
+    assert any(one > other for one, other in zip(first, last, strict=True))
+    assert batch_shape(recipe.replace(padding_free=True, max_length=None))[0] == 1
+
+
+def test_max_length_none_cuts_nothing(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *UNEQUAL, "--max-length", "none"]) == 0
+    assert measured[0][0].max_length is None
+    told = " ".join(capsys.readouterr().out.split())
+    assert "slots (docstrings, nothing cut, seed 0)" in told
+    assert f"--dataset full --max-length {max(lengths('docstrings'))}" in told
+
+
+def test_compare_gives_both_sides_the_data_set(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *UNEQUAL, "--set", "padding_free=true"]) == 0
+    (before, _), (after, _) = measured
+    assert before.dataset == after.dataset == "docstrings"
+    padded, flat = batch_shape(before), batch_shape(after)
+    assert flat[0] == 1
+    told = capsys.readouterr().out
+    assert f"batch: {padded[0]} x {padded[1]} slots -> 1 x {flat[1]} slots" in told
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ("--set packing=true", "nothing is left for packing to do"),
+        ("--set padding_free=true", "such as --dataset docstrings"),
+        ("--set padding_free=true --set dataset=chat", "--dataset chat gives both the same"),
+        ("--dataset docstrings --set max_length=64", "from docstrings; other batches differ"),
+        ("--set dataset=chat", "4 x 1024 tokens -> "),
+    ],
+)
+def test_compare_says_what_the_data_mean(
+    switches: str,
+    says: str,
+    measured: list[tuple[Recipe, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["compare", *switches.split()]) == 0
+    (note,) = capsys.readouterr().out.partition("on: simulated GPU")[2].split("\n")[1:-1]
+    assert says in note
+
+
+def test_compare_has_no_note_where_rows_are_full(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--set", "max_length=64", "--set", "loss_type=chunked_nll"]) == 0
+    assert capsys.readouterr().out.partition("on: simulated GPU")[2].strip() == ""
+
+
+def test_help_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in CHOICES["dataset"])
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(
+    measured: list[tuple[Recipe, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*UNEQUAL, "--set", "packing=true", "--set", "packing_strategy=bfd-requeue"]
+    assert main(["estimate", *arguments]) == 0
+    assert measured[0][0].packing_strategy == "bfd_split"
+    told = capsys.readouterr().err
+    assert told.startswith("memlab: packing_strategy='bfd-requeue' is the old name of 'bfd_split'")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        ("estimate --device cpu", True),
+        ("estimate --device cpu --model memlab/tiny-llama", False),
+        ("estimate --device simulated", False),
+        ("compare --device cpu", True),
+        ("run 00 --device cpu", True),
+        ("run 00 --device simulated", False),
+    ],
+)
+def test_a_cpu_that_computes_is_warned_of(
+    arguments: str,
+    warned: bool,
+    measured: list[tuple[Recipe, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "run_lesson", lambda *_, **__: iter(()))
+    monkeypatch.setattr(run, "write_report", lambda *_: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments.split()) == 0
+    assert ("--device simulated takes seconds" in capsys.readouterr().err) is warned
+
+
 @pytest.mark.parametrize(
     ("texts", "switches"),
     [
@@ -160,8 +300,12 @@ def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, 
         ("compare --set max_length=long", "give a whole number"),
         ("compare --set gradient_checkpointing=2", "give true or false"),
         ("compare --set seed=1 --set seed=2", "given twice"),
-        ("compare --set loss_type=nll", "nothing differs from --before off"),
-        ("compare --before defaults", "nothing differs from --before defaults"),
+        ("compare --set max_length=1024", "--before off: give a switch that does, such as --set "),
+        ("compare --set loss_type=nll", "such as --set loss_type=chunked_nll"),
+        ("compare --before defaults", "such as --set loss_type=nll, or --before off"),
+        ("compare --max-length long", "max_length='long': give a whole number or none"),
+        ("compare --max-length none", "'docstrings'"),
+        ("compare --dataset chats", "'chat_like'"),
         ("compare --max-length 0", "give 2 or more"),
         ("compare --batch-size -1", "give 1 or more"),
         ("estimate --model no/such-model", "Qwen/Qwen3-0.6B"),

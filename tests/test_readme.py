@@ -12,6 +12,7 @@ import make_readme
 import pytest
 
 from memlab.cli import _parser
+from memlab.experiments.recipe import CHOICES
 from memlab.series import find_lessons
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,25 @@ def test_links_lead_to_files(link: str) -> None:
 def test_every_lesson_is_linked() -> None:
     linked = {link for link in links() if re.match(r"notebooks/\d\d_", link)}
     assert linked == {f"notebooks/{lesson.path.name}" for lesson in find_lessons()}
+
+
+def test_every_data_set_is_named() -> None:
+    (line,) = [text for text in README.split("\n\n") if text.startswith("`dataset`")]
+    assert all(f"`{name}`" in line for name in CHOICES["dataset"])
+
+
+def test_trl_is_asked_for_as_the_package_does() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]["test"]
+    (needed,) = [extra for extra in extras if extra.startswith("trl")]
+    (row,) = [line for line in README.splitlines() if ".to_trl()" in line]
+    assert f'`pip install "{needed}"`' in row
+
+
+def test_what_a_newcomer_needs_stands_beside_the_commands() -> None:
+    beside = README.partition("<!-- test-command:end -->")[2].partition("![")[0]
+    assert "git clone" in beside
+    assert "CPU wheel" in beside
 
 
 def test_pictures_have_alt_text() -> None:

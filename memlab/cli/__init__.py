@@ -7,6 +7,7 @@ import argparse
 import errno
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -33,6 +34,12 @@ exit status: 0 done, 1 a lesson failed, 2 it can't be done as asked (one line sa
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the returned exit status is 2 for an error that the user can act on."""
     options = _parser().parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         status = import_module(f"memlab.cli.{options.command}").main(options)
         sys.stdout.flush()
@@ -69,8 +76,16 @@ def _advice(error: OSError) -> str:
 
 
 def _refuse(message: str) -> int:
-    print("memlab:", " ".join(message.split()), file=sys.stderr)  # exactly one line
+    _say(message)
     return 2
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    _say(str(message))
+
+
+def _say(message: str) -> None:
+    print("memlab:", " ".join(message.split()), file=sys.stderr)  # exactly one line
 
 
 class _Parser(argparse.ArgumentParser):
@@ -183,7 +198,13 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help="a preset by its hub name; default: Qwen/Qwen3-0.6B"
     )
     parser.add_argument("--batch-size", type=int, metavar="B", help="rows in a micro-batch")
-    parser.add_argument("--max-length", type=int, metavar="T", help="tokens in a row")
+    parser.add_argument("--max-length", metavar="T", help="tokens in a row, or none: cut nothing")
+    parser.add_argument(
+        "--dataset",
+        metavar="DATA",
+        help="the rows: full (default), each of max-length tokens; docstrings, prompt_completion, "
+        "chat or chat_like, of unequal length",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -197,5 +218,9 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
 
 def _device_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="default: a CUDA card, else simulated"
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="default: a CUDA card, else simulated; cpu "
+        "computes the steps here, for tiny models only",
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from memlab.cli.show import gb, print_table, saving, working
+from memlab.cli.batch import batch_shape, comparison_notes, title
+from memlab.cli.show import gb, print_note, print_table, saving, warn_of_cpu, working
 from memlab.cli.switches import base_recipe, parse_switches
 from memlab.experiments import Comparison, Recipe, compare
 from memlab.instruments.measurement import CATEGORIES, Measurement
@@ -15,12 +16,15 @@ from memlab.instruments.measurement import CATEGORIES, Measurement
 
 def main(options: argparse.Namespace) -> int:
     before, after = sides(options)
+    warn_of_cpu(options.device, before.model, after.model)
     with working(f"measuring {before.model}, before and after"):
         comparison = compare(before, after, device=options.device)
     if options.json:
         print(json.dumps(as_json(comparison)))
     else:
         print_table(comparison_table(comparison))
+        for note in comparison_notes(before, after):
+            print_note(note)
     return 0
 
 
@@ -32,9 +36,10 @@ def sides(options: argparse.Namespace) -> tuple[Recipe, Recipe]:
         return before, base_recipe(options, "defaults")
     after = before.replace(**switches)
     if after == before:
+        other = "nll" if before.loss_type == "chunked_nll" else "chunked_nll"
         raise ValueError(
             f"nothing differs from --before {options.before}: give a switch that does, such as "
-            + ("--set max_length=512" if options.switches else "--set loss_type=nll")
+            f"--set loss_type={other}"
             + (", or --before off" if options.before == "defaults" else "")
         )
     return before, after
@@ -52,15 +57,19 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def side_json(recipe: Recipe, measurement: Measurement) -> dict[str, Any]:
-    return {"recipe": dataclasses.asdict(recipe), **json.loads(measurement.to_json())}
+    """The recipe, its batch as (rows, slots a row), and all that was measured."""
+    return {
+        "recipe": dataclasses.asdict(recipe),
+        "batch_shape": batch_shape(recipe),
+        **json.loads(measurement.to_json()),
+    }
 
 
 def comparison_table(comparison: Comparison) -> Table:
     before, after = comparison.before, comparison.after
-    recipe = comparison.before_recipe
     changed = ", ".join(f"{k}: {a} -> {b}" for k, (a, b) in comparison.changed.items())
     table = Table(
-        title=f"{recipe.model}, {recipe.per_device_train_batch_size} x {recipe.max_length} tokens",
+        title=title(comparison.before_recipe),
         caption=f"{changed}\non: {after.device}",
     )
     table.add_column("GB (1e9 bytes)")

@@ -5,8 +5,9 @@ import json
 
 from rich.table import Table
 
+from memlab.cli.batch import other_batches, title
 from memlab.cli.compare import side_json
-from memlab.cli.show import gb, percent, print_table, working
+from memlab.cli.show import gb, percent, print_note, print_table, warn_of_cpu, working
 from memlab.cli.switches import base_recipe, parse_switches
 from memlab.experiments import Recipe, measure
 from memlab.instruments.measurement import CATEGORIES, Measurement
@@ -17,14 +18,17 @@ CARDS_GB = (8, 16, 24, 40, 48, 80, 141)
 
 
 def main(options: argparse.Namespace) -> int:
-    recipe = base_recipe(options, options.base).replace(**parse_switches(options.switches))
+    recipe = base_recipe(options, options.base, **parse_switches(options.switches))
+    warn_of_cpu(options.device, recipe.model)
     with working(f"measuring {recipe.model}"):
         measurement = measure(recipe, device=options.device)
     if options.json:
         print(json.dumps({**side_json(recipe, measurement), "fits": fits(measurement)}))
     else:
         print_table(estimate_table(recipe, measurement))
-        print_table(cards_table(measurement))
+        print_table(cards_table(recipe, measurement))
+        if note := other_batches(recipe):
+            print_note(note)
     return 0
 
 
@@ -44,7 +48,7 @@ def fits(measurement: Measurement) -> dict[str, str]:
 
 def estimate_table(recipe: Recipe, measurement: Measurement) -> Table:
     table = Table(
-        title=f"{recipe.model}, {recipe.per_device_train_batch_size} x {recipe.max_length} tokens",
+        title=title(recipe),
         caption=f"on: {measurement.device}",
     )
     table.add_column("GB (1e9 bytes)")
@@ -60,10 +64,11 @@ def estimate_table(recipe: Recipe, measurement: Measurement) -> Table:
     return table
 
 
-def cards_table(measurement: Measurement) -> Table:
+def cards_table(recipe: Recipe, measurement: Measurement) -> Table:
     verdicts = fits(measurement)
     caption = "tight: only by giving back cached blocks" if "tight" in verdicts.values() else None
-    table = Table(title="fits a card of", caption=caption)
+    any_batch = recipe.dataset == "full"  # where rows differ in length, each batch does
+    table = Table(title=f"{'' if any_batch else 'this batch '}fits a card of", caption=caption)
     for card in verdicts:
         table.add_column(card, justify="center")
     table.add_row(*verdicts.values())

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from memlab.cli.leaving import kill_children
 from memlab.cli.report import CAPTION, write_report
-from memlab.cli.show import NONE, gb, saving, stdout, writing_to
+from memlab.cli.show import NONE, gb, saving, stdout, warn_of_cpu, writing_to
 from memlab.errors import MemlabError
 from memlab.experiments.row import ROW_TYPE, Row
 from memlab.series import Lesson, find_lessons
@@ -60,6 +60,7 @@ def main(options: argparse.Namespace) -> int:
         )
     if options.device == "cuda":
         require_card()
+    warn_of_cpu(options.device)
     options.output.mkdir(parents=True, exist_ok=True)
     rows: list[Row | Failed] = []
     console = Console(stderr=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from memlab.cli.leaving import stopped_at_once
 
 NONE = "—"
+TINY = "memlab/tiny"  # how the names of models begin that a CPU computes in a moment
 CLEAR = "\r\x1b[2K\x1b[?25h"  # empties the spinner's line, shows the cursor again
 
 
@@ -38,6 +40,21 @@ def stdout() -> Console:
 
 def print_table(table: Table) -> None:
     stdout().print(table)
+
+
+def print_note(text: str) -> None:
+    """One remark below a table."""
+    stdout().print(text, markup=False, highlight=False)
+
+
+def warn_of_cpu(device: str, *models: str) -> None:
+    """Say on stderr that a CPU will be slow, unless the models are tiny."""
+    if device == "cpu" and not (models and all(model.startswith(TINY) for model in models)):
+        print(
+            "memlab: --device cpu computes every step of these models here, for many minutes; "
+            "--device simulated takes seconds",
+            file=sys.stderr,
+        )
 
 
 @contextlib.contextmanager

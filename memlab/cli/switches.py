@@ -11,15 +11,19 @@ FALSE = ("false", "no", "off", "0")
 NONE = ("none", "null")
 
 
-def base_recipe(options: argparse.Namespace, base: str) -> Recipe:
-    """`Recipe.off` or `Recipe.defaults` with the model and sizes of the options."""
-    sizes = {
+def base_recipe(options: argparse.Namespace, base: str, **switches: Any) -> Recipe:
+    """`Recipe.off` or `Recipe.defaults` with the model, data and sizes of the options, then
+    `switches`."""
+    named = {
         "model": options.model,
+        "dataset": options.dataset,
         "per_device_train_batch_size": options.batch_size,
-        "max_length": options.max_length,
     }
-    given = {name: value for name, value in sizes.items() if value is not None}
-    return getattr(Recipe, base)(**given)
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if options.max_length is not None:
+        types = switch_types()["max_length"]
+        given["max_length"] = parse_value("max_length", options.max_length, types)
+    return getattr(Recipe, base)(**{**given, **switches})
 
 
 def parse_switches(texts: list[str]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     try:
         major, minor = (int(part) for part in version("trl").split(".")[:2])
     except PackageNotFoundError:
-        raise MemlabError("to_trl needs TRL: pip install 'trl>=1.16,<2'") from None
+        raise MemlabError(
+            "to_trl needs TRL: pip install 'trl>=1.16,<2' (memlab itself brings none)"
+        ) from None
     always_chunked = (major, minor) >= (1, 15)
     loss_type = "nll" if always_chunked and recipe.loss_type == "chunked_nll" else recipe.loss_type
     init: dict[str, Any] = {"dtype": recipe.dtype}
