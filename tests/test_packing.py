@@ -1,5 +1,6 @@
 """Packing: worked values, the faults of others, a slow best fit beside the fast one, bounds."""
 
+import tracemalloc
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -232,11 +233,20 @@ def test_the_placement_takes_a_step_a_length_not_a_row():
     """Ten times the rows: hardly more moves (a length is placed in bulk)."""
 
     def moves(copies):
-        counts = np.bincount(np.minimum(chat_like(20_000), 1024), minlength=1025)
-        return len(packing._moves(copies * counts, 1024))
+        sizes, counts = np.unique(np.minimum(chat_like(20_000), 1024), return_counts=True)
+        return len(packing._moves(sizes[::-1], copies * counts[::-1], 1024))
 
     assert moves(1) < 3000
     assert moves(100) < 1.2 * moves(1)
+
+
+def test_room_costs_neither_time_nor_memory():
+    """Room for a thousand million tokens a row: as quick as for a thousand, and never a table."""
+    tracemalloc.start()
+    for sizes in ([10**9] * 3, [1000] * 100_000, range(1, 20_000)):
+        assert len(place(sizes, 10**9, "bfd").offsets) - 1 == -(-sum(sizes) // 10**9)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
 
 
 def test_bins_never_more_than_trls():
@@ -341,10 +351,16 @@ def test_max_length_must_be_given(max_length):
         place([1], max_length)
 
 
-@pytest.mark.parametrize("max_length", [4.0, "4", True, [4]])
+@pytest.mark.parametrize("max_length", [4.0, "4", True, False, np.bool_(True), [4]])
 def test_max_length_must_be_an_int(max_length):
-    with pytest.raises(TypeError, match="max_length"):
+    with pytest.raises(TypeError, match=r"max_length=.*: give an int"):
         pack(FOUR, max_length)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_a_numpy_max_length_is_taken(strategy, dtype):
+    assert pack(FOUR, dtype(4), strategy=strategy) == pack(FOUR, 4, strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", ["ffd", "BFD", "", None])
@@ -376,6 +392,41 @@ def test_unequal_columns(columns):
 def test_what_is_no_rows_of_numbers(rows, strategy):
     with pytest.raises(TypeError):
         pack(rows, 4, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ragged_must_lie_within_its_values(strategy):
+    for starts, stops in (([0, 4], [4, 7]), ([-1], [2]), ([3], [2])):
+        column = Ragged(np.arange(5), np.array(starts), np.array(stops))
+        with pytest.raises(ValueError, match="input_ids: give 0 <= starts <= stops <= 5"):
+            pack(column, 4, strategy=strategy)
+
+
+def test_ragged_of_lists():
+    packed = pack(Ragged([5, 6, 7], [0, 1], [1, 3]), 4)["input_ids"]
+    assert packed.values.tolist() == [6, 7, 5]
+
+
+def test_a_data_frame_is_columns():
+    frame = pytest.importorskip("pandas").DataFrame({"input_ids": FOUR, "labels": FOUR})
+    assert pack(frame, 4) == pack({"input_ids": FOUR, "labels": FOUR}, 4)
+
+
+def test_a_data_set_is_told_of_map_ragged():
+    dataset = pytest.importorskip("datasets").Dataset.from_dict({"input_ids": FOUR})
+    with pytest.raises(TypeError, match="of a data set: map_ragged"):
+        pack(dataset, 4)
+    with pytest.raises(TypeError, match="input_ids: give 1-D lists or arrays"):
+        pack(None, 4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "lengths", [None, iter([1]), [2**62] * 3, np.array([2**64 - 1], np.uint64)]
+)
+def test_lengths_that_cannot_be_placed(lengths, strategy):
+    with pytest.raises(TypeError, match="lengths: give"):
+        place(lengths, 4, strategy)
 
 
 @pytest.mark.parametrize("wrong", [[1.5], [[1]], [-1], ["1"]])

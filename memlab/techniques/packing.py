@@ -1,11 +1,10 @@
 """Packing: documents side by side in rows of at most L tokens, where padding would be.
 
-Computes  rows by best-fit decreasing over all the data: "bfd" cuts each document to L, "bfd_split"
-          into pieces of at most L; "wrapped", the naive one, cuts the joined stream every L tokens
+Computes  best-fit decreasing: "bfd" of documents cut to L, "bfd_split" of their pieces of at most L
 Instead   of B rows padded to the longest: nearly every position of a row is a token that teaches
 Memory    activations a useful token: a*B*max(lengths)/sum(lengths) -> a*bins*L/sum(lengths) bytes
 Use       packed = pack({"input_ids": ids, "labels": labels}, 1024)  # and "seq_lengths"
-Price     milliseconds; rows are longer, so as many take more; "wrapped" mixes their documents
+Price     milliseconds; longer rows; the naive "wrapped" cuts the joined documents every L tokens
 Source    Ding et al. 2024, Fewer Truncations Improve Language Modeling. Apache-2.0; NumPy 2.0 on
 Unlike    TRL's pack_dataset: all rows at once, not each 1000 apart, a length (not a row) at a time
 """
@@ -32,48 +31,42 @@ class Placement(NamedTuple):
     offsets: np.ndarray  # (bins + 1,): bin b has the pieces offsets[b] to offsets[b + 1]
 
 
-def _moves(counts: np.ndarray, L: int) -> np.ndarray:
-    """Best fit of counts[l] items of each length l (L + 1,), longest first -> (moves, 4) in time:
-    room, left, bins, each: `bins` bins with `room` free took `each` items each and kept `left`."""
-    alone = counts[: L // 2 : -1]  # by the room they leave: no two longer than L/2 share a bin
-    kept = np.flatnonzero(alone)
-    moves = np.stack([0 * kept + L, kept, alone[kept], 0 * kept + 1], axis=1).ravel().tolist()
-    rooms = [*kept.tolist(), L]  # those that bins have, ascending; L is a new bin's
-    waiting = [*alone.tolist(), *[0] * (L // 2), int(counts.sum()) + 1]  # bins by room
-    shorter = np.flatnonzero(counts[: L // 2 + 1])[::-1]
-    for length, count in zip(shorter.tolist(), counts[shorter].tolist(), strict=True):
+def _moves(sizes: np.ndarray, counts: np.ndarray, L: int) -> np.ndarray:
+    """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 4), in time: room,
+    left, bins, each: `bins` bins with `room` free took `each` items each and kept `left`."""
+    moves, rooms, waiting = [], [L], {L: int(counts.sum()) + 1}  # ascending; bins by room; L: new
+    for length, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         while count:
             at = bisect_left(rooms, length)
             free = waiting[room := rooms[at]]  # bins with the tightest room; it stays that, so:
             each = count if count * length <= room else room // length
             bins = free if free * each <= count else count // each
-            left = room - each * length
-            count -= bins * each
+            left, count = room - each * length, count - bins * each
             moves += room, left, bins, each
             waiting[room] = free - bins
             if bins == free:
                 del rooms[at]
-            if not waiting[left]:
+            if not waiting.setdefault(left, 0):
                 insort(rooms, left)
             waiting[left] += bins
     return np.fromiter(moves, np.int64).reshape(-1, 4)
 
 
 def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items of 1 to L tokens -> their order (n,), bin after bin, and offsets (bins + 1,) into it:
-    longest first, equal ones in input order, each into the bin with the least room that suffices
-    (of several the one that has had this room longest: first in, first out), else a new one."""
+    """Items of 1 to L tokens -> their order (n,), bin after bin, and offsets (bins + 1,): longest
+    first, each into the bin with the least room (of several the one so longest), or a new one."""
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
     order = np.argsort(L - lengths.astype(small), kind="stable")
-    moves = _moves(np.bincount(lengths, minlength=L + 1), L)
+    first = np.flatnonzero(np.diff(falling := lengths[order], prepend=0))  # of each length
+    moves = _moves(falling[first], np.diff(first, append=len(order)), L)
     room, left, each = (np.repeat(moves[:, i].astype(small), moves[:, 2]) for i in (0, 1, 3))
     # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
     # with room r stopped. Such links, followed backward, end at the move that opened the bin.
     taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]
     leaving = np.argsort(left, kind="stable")
-    gap = np.subtract(*(np.bincount(moves[:, i] + 1, moves[:, 2], L + 2).cumsum() for i in (1, 0)))
+    start, end = (np.searchsorted(x, moves[:, 0]) for x in (room[taking], left[leaving]))
     opened = np.arange(len(room))
-    opened[taking] = leaving[np.arange(len(taking)) + gap.astype(int)[room[taking]]]
+    opened[taking] = leaving[np.arange(len(taking)) + np.repeat(end - start, moves[:, 2])[taking]]
     while not np.array_equal(opened, further := opened[opened]):
         opened = further
     bins = np.repeat((np.cumsum(room == L) - 1)[opened], each)  # one an item, longest first
@@ -87,14 +80,16 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
         strategy = "bfd_split"
     if strategy not in STRATEGIES:
         raise ValueError(f"packing_strategy={strategy!r}: give one of {', '.join(STRATEGIES)}")
-    if type(max_length) is not int or max_length < 1:
-        fault = ValueError if max_length is None or type(max_length) is int else TypeError
-        raise fault(f"max_length={max_length!r}: give the tokens of a packed row, an int above 0")
-    lengths = np.asarray(lengths, None if len(lengths) else int)
-    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
-        raise TypeError(f"lengths of {lengths.dtype}: give one integer, 0 or more, a document")
+    if isinstance(max_length, bool) or not isinstance(max_length, int | np.integer | None):
+        raise TypeError(f"max_length={max_length!r}: give an int")
+    if max_length is None or max_length < 1:
+        raise ValueError(f"max_length={max_length}: give 1 or more tokens a packed row")
+    lengths = _ragged("lengths", [lengths]).values
+    kinds, total = "iu" if len(lengths) else "f", lengths.sum(dtype=float)
+    if lengths.dtype.kind not in kinds or (lengths < 0).any() or total > 2**62:
+        raise TypeError("lengths: give whole numbers, 0 or more, of at most 2**62 tokens in all")
     lengths = lengths.astype(np.int64)
-    L = max(1, min(max_length, int(lengths.sum())))  # more room than tokens changes nothing
+    L = max(1, min(int(max_length), int(lengths.sum())))  # more room than tokens changes nothing
     if strategy == "wrapped":
         ends = np.cumsum(lengths)
         cuts, _ = np.unique(np.r_[0, ends, 0 : ends[-1:].sum() : L], return_counts=True)  # by sort
@@ -112,11 +107,11 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
 
 def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> dict[str, Any]:
     """Packed rows of at most max_length tokens of {name: column}, or of one column, "input_ids".
-    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (or of its three fields), and come
+    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (or a tuple of its fields), and come
     back as such, for "bfd" and "bfd_split" with "seq_lengths", the documents in each row.
     ValueError: max_length, strategy, columns unequal in a row. TypeError: anything but numbers."""
-    columns = sequences if hasattr(sequences, "keys") else {"input_ids": sequences}
-    ragged = {k: c if hasattr(c, "starts") else _ragged(k, c) for k, c in columns.items()}
+    columns = dict(sequences) if hasattr(sequences, "keys") else {"input_ids": sequences}
+    ragged = {name: _ragged(name, column) for name, column in columns.items()}
     sizes = [column.stops - column.starts for column in ragged.values()]
     if not (sizes and all(np.array_equal(sizes[0], s) for s in sizes)) or "seq_lengths" in ragged:
         raise ValueError(f"columns {[*ragged]}: give some, equally long in each row, unpacked")
@@ -136,10 +131,15 @@ def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> di
 
 
 def _ragged(name: str, column: Any) -> Ragged:
-    rows = [np.asarray(row) for row in column]
+    rows = [np.asarray(row) for row in (column if np.iterable(column) else [None])]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
-        raise TypeError(f"{name}: give rows of numbers, each a list or an array of one dimension")
-    full = [row for row in rows if row.size] or [[]]  # an empty list would make floats of ids
+        raise TypeError(f"{name}: give 1-D lists or arrays of numbers (of a data set: map_ragged)")
+    if hasattr(column, "starts"):  # rows are its fields
+        values, starts, stops = rows[0], rows[1].astype(int), rows[2].astype(int)
+        if (np.r_[starts, stops - starts, len(values) - stops] < 0).any():
+            raise ValueError(f"{name}: give 0 <= starts <= stops <= {len(values)}, the values")
+        return Ragged(values, starts, stops)
+    full = [row for row in rows if row.size] or [[]]  # an empty list makes floats of ids
     return _as(Ragged, np.concatenate(full), np.cumsum([0, *map(len, rows)]))
 
 
