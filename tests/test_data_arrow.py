@@ -230,13 +230,30 @@ def test_a_shuffled_data_set_is_not_copied():
         pa.array([1, 2]),
         pa.array([["a"], ["b"]]),
         pa.array([[[1]], [[2]]]),
-        pa.array([[1], [2]], pa.list_(pa.int64(), 1)),
     ],
 )
 def test_a_column_of_no_lists_is_named(column):
     dataset = of_table(input_ids=pa.array([[1], [2]]), other=column)
     with pytest.raises(TypeError, match=r"column other .*remove_columns"):
         to_ragged(dataset)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.float32(), pa.bool_()])
+def test_lists_of_a_fixed_size_are_told_how_to_cast(kind):
+    dataset = of_table(input_ids=pa.array([[1, 0], [1, 1]], pa.list_(pa.int64(), 2)))
+    dataset = Dataset(dataset.data.table.cast(pa.schema({"input_ids": pa.list_(kind, 2)})))
+    with pytest.raises(TypeError, match="not lists of numbers: cast_column") as refused:
+        to_ragged(dataset)
+    advice = str(refused.value).partition("numbers: ")[2]
+    cast = eval(f"dataset.{advice}", {"dataset": dataset, "datasets": datasets})
+    assert rows_of(to_ragged(cast)["input_ids"]) == [[1, 0], [1, 1]]
+
+
+def test_lists_of_lists_are_told_to_be_joined():
+    with pytest.raises(
+        TypeError, match=r"give each row one list of numbers \(map\), or remove_col"
+    ):
+        to_ragged(of_table(input_ids=pa.array([[[1], [2]], [[3]]])))
 
 
 def test_a_null_among_numbers_is_refused():

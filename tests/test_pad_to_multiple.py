@@ -176,6 +176,35 @@ def test_other_wrong_values_are_refused():
         pad([[1]], 0, side="middle")
 
 
+@pytest.mark.parametrize(
+    "row", [[1j], np.array([2**63], np.uint64), [2**63], "text", [1, [2]], [None], None]
+)
+def test_a_row_of_no_such_numbers_is_refused(row):
+    with pytest.raises(TypeError, match=r"a row of .*: give"):
+        pad([[1], row], 0)
+
+
+def test_small_unsigned_numbers_are_taken():
+    for dtype in (np.uint8, np.uint64):
+        padded = pad([np.array([1, 2], dtype), [3]], 0)
+        assert (padded.dtype, padded.tolist()) == (torch.int64, [[1, 2], [3, 0]])
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan, math.inf, None, "0"])
+def test_a_padding_that_is_no_whole_number_is_refused(value):
+    with pytest.raises(TypeError, match=r"padding=.*: give a whole number"):
+        pad([[1], [2, 3]], value)
+    with pytest.raises(TypeError, match=r"padding=.*: give a whole number"):
+        collate(TWO, pad_token_id=value)
+    assert pad([[1], [2, 3]], 7.0).tolist() == [[1, 7], [2, 3]]
+
+
+def test_rows_may_come_from_a_generator():
+    batch = collate(row for row in TWO)
+    assert batch["input_ids"].tolist() == collate(TWO)["input_ids"].tolist()
+    assert pad(([i] * i for i in (1, 2)), 0).tolist() == [[1, 0], [2, 2]]
+
+
 def test_inputs_stay_as_they_are():
     rows = as_rows([[1, 2], [3]], torch.tensor)
     batch = collate(rows)

@@ -312,6 +312,7 @@ def test_switches_that_dpo_lost_say_to_filter_beforehand(switch):
 def test_completions_are_cut_and_prompts_never(kind):
     row = {
         "prompt_ids": [1, 2, 3, 4, 5],
+        "prompt_mask": [1, 1, 1, 1, 1],
         "prompt": "a text",
         "completion_ids": [6, 7, 8],
         "completion_mask": [1, 1, 0],
@@ -430,7 +431,7 @@ def test_a_length_below_1_is_refused(function, length):
 @every
 @pytest.mark.parametrize("length", [True, False, 3.0, "3", np.bool_(True)])
 def test_a_length_that_is_no_int_is_refused(function, length):
-    with pytest.raises(TypeError, match=f"{switch_of(function)}=.*: give a whole number of tokens"):
+    with pytest.raises(TypeError, match=f"{switch_of(function)}=.*: give an int"):
         function(EVERY[function], length)
 
 
@@ -518,10 +519,28 @@ def test_unequal_columns_are_refused(function, name, kind):
             function(rows, max_length)
 
 
-def test_a_batch_dimension_is_refused():
-    row = {name: torch.ones(1, 5, dtype=torch.int64) for name in ("input_ids", "labels")}
-    with pytest.raises(ValueError, match="give one length, 1-D"):
-        truncate_sft([row], 2)
+@every
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(1, 5, dtype=torch.int64), [[1, 2], [3]], np.ones((2, 2)), "a text"]
+)
+def test_what_is_not_of_one_dimension_is_refused(function, wrong):
+    for max_length in (4, None):
+        row = dict.fromkeys(EVERY[function][0], wrong)
+        with pytest.raises(ValueError, match=r"columns of row 1 are .*; give .*_ids.*, 1-D"):
+            function([EVERY[function][0], row], max_length)
+
+
+@every
+def test_rows_may_come_from_a_generator(function):
+    rows = EVERY[function]
+    assert function((row for row in rows), 4) == function(rows, 4)
+    assert function(iter(rows), None) == function(rows, None) != []
+
+
+def test_a_list_and_a_tensor_make_a_list_of_numbers():
+    (row,) = truncate_kto([{"prompt_ids": [1], "completion_ids": torch.tensor([2, 3])}], 9)
+    assert row == {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1]}
+    assert [type(token) for token in row["input_ids"]] == [int] * 3
 
 
 def test_a_packed_row_is_refused():

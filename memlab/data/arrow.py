@@ -125,7 +125,12 @@ def _dtype(name: str, kind: pa.DataType) -> Any:
         test(number) for test in (types.is_integer, types.is_floating, types.is_boolean)
     ):
         return number.to_pandas_dtype()
-    raise TypeError(f"column {name} holds {kind}, not lists of numbers: remove_columns({name!r})")
+    advice = f"remove_columns({name!r})"
+    if types.is_fixed_size_list(kind) and not types.is_nested(number := kind.value_type):
+        advice = f'cast_column({name!r}, datasets.List(datasets.Value("{number}")))'
+    elif types.is_nested(kind):
+        advice = f"give each row one list of numbers (map), or {advice}"
+    raise TypeError(f"column {name} holds {kind}, not lists of numbers: {advice}")
 
 
 def _contiguous(rows: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def collate(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]],
     *,
     pad_to_multiple_of: int | None = None,
     pad_token_id: int = 0,
@@ -33,6 +33,7 @@ def collate(
     ValueError: no rows, columns missing or unequal, a multiple below 1. TypeError: a multiple that
     is no int, or ids that are no whole numbers.
     """
+    rows = list(rows)
     for i, row in enumerate(rows):
         if not row.keys() >= {"input_ids", "labels"}:
             raise ValueError(f"columns of row {i} are {sorted(row)}; give input_ids, labels")
@@ -50,7 +51,7 @@ def collate(
 
 
 def pad(
-    rows: Sequence[Any],
+    rows: Iterable[Any],
     value: float,
     *,
     multiple: int | None = None,
@@ -60,25 +61,42 @@ def pad(
 
     int64, unless a row holds floats: then their dtype. A row without an entry has no say in it.
     ValueError: no rows, a row that is not 1-D, an unknown side, a multiple below 1. TypeError: a
-    multiple that is no int.
+    multiple that is no int, rows that neither int64 nor floats hold, a value that int64 does not.
     """
     if side not in ("left", "right"):
         raise ValueError(f'side={side!r}: give "left" or "right"')
-    if len(rows) == 0:
+    tensors = [_tensor(row) for row in rows]
+    if not tensors:
         raise ValueError("rows is empty: give at least one, it may be empty itself")
-    tensors = [row if isinstance(row, Tensor) else torch.tensor(row) for row in rows]
     if any(t.ndim != 1 for t in tensors):
         raise ValueError(f"rows of shapes {[tuple(t.shape) for t in tensors]}: give 1-D rows")
     dtype = torch.int64
     for t in tensors:
         if len(t) and t.is_floating_point():
             dtype = t.dtype if dtype == torch.int64 else torch.promote_types(dtype, t.dtype)
+    if dtype == torch.int64 and not _whole(value):
+        raise TypeError(f"padding={value!r}: give a whole number around whole numbers")
     width = padded_length(max(len(t) for t in tensors), multiple)
     padded = torch.full((len(tensors), width), value, dtype=dtype, device=tensors[0].device)
     for row, t in zip(padded, tensors, strict=True):
         start = width - len(t) if side == "left" else 0
         row[start : start + len(t)] = t
     return padded
+
+
+def _tensor(row: Any) -> Tensor:
+    try:
+        tensor = row if isinstance(row, Tensor) else torch.tensor(row)
+    except (TypeError, ValueError, RuntimeError) as fault:  # text, a list in a list, 2**63
+        raise TypeError(f"a row of {type(row).__name__}: give 1-D numbers ({fault})") from None
+    beyond = tensor.dtype == torch.uint64 and bool((tensor.to(torch.int64) < 0).any())
+    if tensor.is_complex() or beyond:
+        raise TypeError(f"a row of {tensor.dtype}: give numbers that int64 or a float type holds")
+    return tensor
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
 
 
 def padded_length(length: int, multiple: int | None) -> int:

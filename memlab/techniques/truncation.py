@@ -12,13 +12,13 @@ Unlike      TRL: no `datasets`; all columns of a row are cut together; refuses 0
             cuts nothing) and a length without room for a prompt. Apache-2.0; torch 2.11 to 2.13
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, cat
 
-Rows = Sequence[Mapping[str, Any]]  # a column is (T,): a list, an array or a tensor
+Rows = Iterable[Mapping[str, Any]]  # a column is (T,): a list, an array or a tensor
 IGNORE = -100  # the label of a token without a loss
 
 
@@ -33,8 +33,8 @@ def truncate_sft(rows: Rows, max_length: int | None, *, truncation_mode="keep_st
 def truncate_padded(rows: Rows, max_length: int | None, *, truncation_mode="keep_start"):
     """truncate_sft done wrong: padded on the right to the longest row, then cut, into lists.
     keep_end leaves short rows nothing but padding; rows without a label stay, and give a NaN."""
-    longest = max((len(row.get("labels", ())) for row in rows), default=0)
-    pads = {"labels": [IGNORE]}
+    rows, pads = _need(rows, "input_ids", "labels"), {"labels": [IGNORE]}
+    longest = max((len(row["labels"]) for row in rows), default=0)
     padded = [{n: [*c] + pads.get(n, [0]) * (longest - len(c)) for n, c in r.items()} for r in rows]
     return _cut(padded, _part(max_length, truncation_mode), ("input_ids", "labels"))
 
@@ -52,13 +52,14 @@ def truncate_dpo(rows: Rows, max_length, *, truncation_mode="keep_start", **remo
 def truncate_kto(rows: Rows, max_length: int | None) -> list[dict]:
     """`prompt_ids`, `completion_ids`, perhaps `KL_completion_ids` -> `input_ids` and
     `completion_mask`, likewise `KL_`; cut and dropped as truncate_dpo does with keep_start."""
-    kl = {"KL_": "KL_completion_ids"} if any("KL_completion_ids" in row for row in rows) else {}
+    rows, name = [*rows], "KL_completion_ids"
+    kl = {"KL_": name} if any(name in row for row in rows) else {}
     return _join(rows, _part(max_length), {"": "completion_ids", **kl})
 
 
 def truncate_reward(rows: Rows, max_length: int | None) -> list[dict]:
     """Pairs of `chosen_ids` and `rejected_ids`: never cut, dropped if a side is too long."""
-    limit, sides = _part(max_length).stop, _need(rows, "chosen_ids", "rejected_ids")
+    limit, rows = _part(max_length).stop, _need(rows, *(sides := ("chosen_ids", "rejected_ids")))
     return [dict(r) for r in rows if limit is None or max(len(r[name]) for name in sides) <= limit]
 
 
@@ -72,7 +73,7 @@ def truncate_completions(rows: Rows, max_completion_length: int | None) -> list[
 def truncate_prompts(rows: Rows, max_length: int | None) -> list[dict]:
     """Online DPO, a whole batch: `prompt_ids` (and prompt_ columns) lose tokens on the left, until
     the padded prompts fit into max_length beside the longest of `completion_ids`."""
-    part, _ = _part(max_length), _need(rows, "completion_ids")
+    part, rows = _part(max_length), _need(rows, "completion_ids")
     longest = max((len(row["completion_ids"]) for row in rows), default=0)
     if max_length is not None:
         room = f"max_length={max_length} beside completions of {longest}, so room for prompts"
@@ -96,27 +97,26 @@ def _part(length: int | None, mode: str = "keep_start", *, switch: str = "max_le
     if length is None:
         return slice(None)
     if isinstance(length, bool) or not isinstance(length, int | np.integer):
-        raise TypeError(f"{switch}={length!r}: give a whole number of tokens, or None for no cut")
+        raise TypeError(f"{switch}={length!r}: give an int, or None for no cut")
     if length < 1:
         raise ValueError(f"{switch}={length}: give at least 1, or None for no cut")
     return slice(int(length)) if mode == "keep_start" else slice(-int(length), None)
 
 
-def _need(rows: Rows, *names: str) -> tuple[str, ...]:
-    for i, row in enumerate(rows):
-        if not row.keys() >= {*names}:
-            raise ValueError(f"columns of row {i} are {sorted(row)}; give {', '.join(names)}")
-    return names
+def _need(rows: Rows, *names: str) -> list[Mapping[str, Any]]:
+    for i, row in enumerate(rows := [*rows]):
+        if not row.keys() >= {*names} or any(np.ndim(row[name][:1]) != 1 for name in names):
+            raise ValueError(f"columns of row {i} are {sorted(row)}; give {', '.join(names)}, 1-D")
+    return rows
 
 
 def _cut(rows: Rows, part: slice, needs: tuple[str, ...], chosen: Callable = bool) -> list[dict]:
-    _need(rows, *needs)
     cut = []
-    for row in rows:
+    for row in _need(rows, *needs):
         names = [n for n, c in row.items() if chosen(n) and (type(c) is list or np.ndim(c))]
         sizes = {n: tuple(getattr(row[n], "shape", (len(row[n]),))) for n in names}
-        if len({*sizes.values()}) > 1 or len(sizes.get(needs[0], ())) != 1:
-            raise ValueError(f"columns of row {len(cut)} have shapes {sizes}; give one length, 1-D")
+        if len({*sizes.values()}) > 1:
+            raise ValueError(f"columns of row {len(cut)} have shapes {sizes}; give one length")
         cut.append({**row, **{n: row[n][part] for n in names}})
     return cut
 
@@ -128,8 +128,8 @@ def _has_label(labels: Any) -> bool:
 
 
 def _join(rows: Rows, part: slice, sides: dict[str, str]) -> list[dict]:
-    gone, joined = _need(rows, "prompt_ids", *sides.values()), []
-    for row in rows:
+    gone, joined = ("prompt_ids", *sides.values()), []
+    for row in _need(rows, *gone):
         if part.stop is not None and len(row["prompt_ids"]) >= part.stop:
             continue  # keep_start would leave no completion
         new = {name: column for name, column in row.items() if name not in gone}
@@ -142,7 +142,7 @@ def _join(rows: Rows, part: slice, sides: dict[str, str]) -> list[dict]:
 
 def _concatenate(prompt: Any, completion: Any):  # (P,), (C,) -> (P + C,), and 1 = completion
     if isinstance(prompt, list | tuple):
-        return [*prompt, *completion], [0] * len(prompt) + [1] * len(completion)
+        return [*prompt, *map(int, completion)], [0] * len(prompt) + [1] * len(completion)
     parts = [part for part in (prompt, completion) if len(part)] or [prompt]  # empty: any dtype
     ids = cat(parts) if isinstance(prompt, Tensor) else np.concatenate(parts)
     mask = ids * 0
