@@ -171,4 +171,5 @@ def test_what_it_says_of_trl(tmp_path: Path) -> None:
 def test_padding_free_alone_is_not_cut_by_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     recipe = Recipe.defaults(padding_free=True, dataset="docstrings")
-    assert recipe.to_trl(output_dir=str(tmp_path)).max_length is None
+    with pytest.warns(UserWarning, match="cut the data set to max_length=1024"):
+        assert recipe.to_trl(output_dir=str(tmp_path)).max_length is None
