@@ -56,17 +56,17 @@ def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     """Items of 1 to L tokens -> their order (n,), bin after bin, and offsets (bins + 1,): longest
     first, each into the bin with the least room (of several the one so longest), or a new one."""
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
-    order = np.argsort(L - lengths.astype(small), kind="stable")
-    first = np.flatnonzero(np.diff(falling := lengths[order], prepend=0))  # of each length
+    order = np.argsort(L - (lengths := lengths.astype(small)), kind="stable")
+    first = np.flatnonzero(np.diff(falling := lengths[order], prepend=small.type(0)))  # of each
     moves = _moves(falling[first], np.diff(first, append=len(order)), L)
     room, left, each = (np.repeat(moves[:, i].astype(small), moves[:, 2]) for i in (0, 1, 3))
     # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
     # with room r stopped. Such links, followed backward, end at the move that opened the bin.
     taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]
     leaving = np.argsort(left, kind="stable")
-    start, end = (np.searchsorted(x, moves[:, 0]) for x in (room[taking], left[leaving]))
+    a, b = (np.searchsorted(x, moves[:, 0].astype(small)) for x in (room[taking], left[leaving]))
     opened = np.arange(len(room))
-    opened[taking] = leaving[np.arange(len(taking)) + np.repeat(end - start, moves[:, 2])[taking]]
+    opened[taking] = leaving[np.arange(len(taking)) + np.repeat(b - a, moves[:, 2])[taking]]
     while not np.array_equal(opened, further := opened[opened]):
         opened = further
     bins = np.repeat((np.cumsum(room == L) - 1)[opened], each)  # one an item, longest first
