@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.experiments import Recipe, measure
-from memlab.experiments.batching import micro_batches
+from memlab.experiments.batching import last_step
 from memlab.instruments.measurement import Measurement
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def sequences() -> list[str]:
     ]
     for name, switches in ROWS_HELD:
         recipe = ROWS.replace(**switches)
-        *_, last = micro_batches(recipe, count=recipe.max_steps, vocab_size=1, fill="zeros")
+        (last,) = last_step(recipe)
         m = measure(recipe, device="simulated")
         slots, tokens = last["labels"].numel(), tokens_in(last)
         model = m.by_category["parameters"] + m.by_category["optimizer_state"]

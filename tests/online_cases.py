@@ -1,6 +1,5 @@
 """What the tests of trainers with rollouts share: prompts, a reward, and a look at their steps."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -57,20 +56,6 @@ def direct_logps(model: nn.Module, row: dict) -> Tensor:
     tokens, mask = row["input_ids"], row["completion_mask"]
     logps = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
     return torch.stack([logps[t - 1, tokens[t]] for t in range(len(tokens)) if mask[t]])
-
-
-def losses_and_norms(train, model: nn.Module, step, lr: float = 0.0, **options):
-    """Of each optimizer step of one step: the loss, and the norm of all gradients."""
-    norms = []
-
-    def note_norm(*_: object) -> None:
-        squares = [float(p.grad.double().square().sum()) for p in model.parameters()]
-        norms.append(math.sqrt(sum(squares)))
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    optimizer.register_step_pre_hook(note_norm)
-    losses = [loss.item() for loss in train(model, optimizer, [step], **options)]
-    return [*losses, *norms]
 
 
 def simulated_phases(train, **options) -> list[str]:

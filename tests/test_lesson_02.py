@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from lesson_cases import fresh_attempts, said  # noqa: F401
 
-from memlab import Recipe, lessons
+from memlab import Recipe
 from memlab.data.lengths import lengths
 from memlab.data.max_length import Lengths
 from memlab.lessons import check, cutting
@@ -14,19 +14,6 @@ from memlab.lessons.batch import last_batch
 from memlab.widgets import Grid, grids
 
 TINY = {"model": "memlab/tiny", "max_length": 64, "per_device_train_batch_size": 2}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_attempts() -> None:
-    lessons._wrong_attempts.clear()
-
-
-def said(exercise: str, answer: Any) -> str:
-    """What a wrong answer gets at the first attempt."""
-    lessons._wrong_attempts.clear()
-    verdict = check(exercise, answer)
-    assert not verdict
-    return repr(verdict)
 
 
 def test_a_share_of_the_tokens() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from lesson_cases import fresh_attempts, said  # noqa: F401
 
-from memlab import Recipe, check, lessons
+from memlab import Recipe, check
 from memlab.data.lengths import lengths
 from memlab.lessons import contamination, in_trl
 from memlab.lessons.batch import last_batch
@@ -18,19 +19,6 @@ trl = pytest.importorskip("trl")
 
 # transformers 5.24 announces a new name; TRL sets the old one itself
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_attempts() -> None:
-    lessons._wrong_attempts.clear()
-
-
-def said(exercise: str, answer: Any) -> str:
-    """What a wrong answer gets at the first attempt."""
-    lessons._wrong_attempts.clear()
-    verdict = check(exercise, answer)
-    assert not verdict, verdict
-    return repr(verdict)
 
 
 # -------------------------------------------------------------------------------- exercises

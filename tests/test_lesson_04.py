@@ -3,31 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from lesson_cases import fresh_attempts, said  # noqa: F401
 from made_steps import made_step
 
-from memlab import Recipe, lessons
+from memlab import Recipe
 from memlab.data.lengths import lengths
 from memlab.lessons import check, packed
 from memlab.lessons.batch import last_batch
 from memlab.lessons.mixing import who_sees_whom
 from memlab.widgets import Grid, grids
-
-
-@pytest.fixture(autouse=True)
-def _fresh_attempts() -> None:
-    lessons._wrong_attempts.clear()
-
-
-def said(exercise: str, answer: Any) -> str:
-    """What a wrong answer gets at the first attempt."""
-    lessons._wrong_attempts.clear()
-    verdict = check(exercise, answer)
-    assert not verdict
-    return repr(verdict)
 
 
 def test_bins_of_equal_rows() -> None:

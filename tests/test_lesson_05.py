@@ -1,13 +1,13 @@
 """Lesson 05: its exercises, the graphs it counts, its numbers, and what it says of TRL."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lesson_cases import fresh_attempts, said  # noqa: F401
 
-from memlab import Recipe, check, lessons
+from memlab import Recipe, check
 from memlab.lessons import in_trl
 from memlab.lessons.rounding import batches, compiled_graphs, total_slots
 from memlab.techniques import pad_to_multiple, padding_free
@@ -17,19 +17,6 @@ from memlab.widgets.multiples import padded_to
 
 # transformers 5.24 announces a new name; TRL sets the old one itself
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_attempts() -> None:
-    lessons._wrong_attempts.clear()
-
-
-def said(exercise: str, answer: Any) -> str:
-    """What a wrong answer gets at the first attempt."""
-    lessons._wrong_attempts.clear()
-    verdict = check(exercise, answer)
-    assert not verdict, verdict
-    return repr(verdict)
 
 
 # -------------------------------------------------------------------------------- exercises

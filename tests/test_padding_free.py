@@ -1,13 +1,12 @@
 """Padding-free batches: the worked values, and the same loss and gradients as padded and packed."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import rows_of
+from trainer_cases import one_step
 
 from memlab.experiments.training import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
@@ -149,25 +148,18 @@ def test_model_inputs_are_on_one_device_and_share_their_lengths():
 
 
 def step(name: str, attention: str, micro_batches: list[dict], loss_type: str) -> tuple:
-    """Loss, gradient norm and the gradient of the embedding."""
+    """Loss and gradient norm."""
     meta = build_meta(name, dtype=torch.float32, attn_implementation=attention)
     model = materialize(meta, "cpu", init=True, seed=3).train()
-    norms, flat = [], "cu_seqlens" in micro_batches[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: norms.append(
-            math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))  # type: ignore[union-attr]
-        )
-    )
-    (loss,) = sft.train(
+    flat = "cu_seqlens" in micro_batches[0]
+    return one_step(
+        sft.train,
         model,
-        optimizer,
-        [micro_batches],
+        micro_batches,
         head=head_parts(model),
         head_loss=HEAD_LOSSES[loss_type],
         inputs=model_inputs if flat else sft.padded_inputs,
     )
-    return loss.item(), norms[0]
 
 
 @pytest.mark.parametrize("loss_type", ["nll", "chunked_nll"])

@@ -1,11 +1,11 @@
 """On a card, in bf16: padded, padding-free and packed agree as well as bf16 agrees with itself."""
 
 import importlib.util
-import math
 
 import pytest
 import torch
 from made_rows import rows_of
+from trainer_cases import one_step
 
 from memlab.experiments.training import HEAD_LOSSES
 from memlab.models.attention import NAME as PADDED
@@ -24,22 +24,15 @@ if importlib.util.find_spec("flash_attn") is not None:
 
 def loss_and_norm(model, attention: str, batches: list[dict]) -> torch.Tensor:
     model.set_attn_implementation(attention)
-    norms = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: norms.append(
-            math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-        )
-    )
-    (loss,) = sft.train(
+    found = one_step(
+        sft.train,
         model,
-        optimizer,
-        [batches],
+        batches,
         head=head_parts(model),
         head_loss=HEAD_LOSSES["chunked_nll"],
         inputs=padding_free.model_inputs if "cu_seqlens" in batches[0] else sft.padded_inputs,
     )
-    return torch.tensor([loss.item(), norms[0]], dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import trainer_cases
 from torch import Tensor, nn
 
 from memlab.experiments import Recipe
@@ -42,18 +43,13 @@ def one_step(
     model: nn.Module, micro_batches: list[dict[str, Tensor]], loss_type: str = "chunked_nll"
 ) -> tuple[float, float]:
     """Loss and gradient norm, before the optimizer changes anything."""
-    norms = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: norms.append(
-            math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-        )
+    return trainer_cases.one_step(
+        sft.train,
+        model,
+        micro_batches,
+        head=head_parts(model),
+        head_loss=HEAD_LOSSES[loss_type],
     )
-    head = head_parts(model)
-    (loss,) = sft.train(
-        model, optimizer, [micro_batches], head=head, head_loss=HEAD_LOSSES[loss_type]
-    )
-    return loss.item(), norms[0]
 
 
 @pytest.mark.parametrize("name", MODELS)

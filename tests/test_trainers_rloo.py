@@ -9,13 +9,12 @@ import torch
 from online_cases import (
     asked,
     direct_logps,
-    losses_and_norms,
     roll,
     rows_of,
     simulated_phases,
     small_ids,
 )
-from trainer_cases import chunked, full, tiny
+from trainer_cases import chunked, full, losses_and_norms, tiny
 
 from memlab.models.head import head_parts
 from memlab.trainers import rloo

@@ -72,8 +72,8 @@ def split(rows: list, size: int) -> list[list]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-def one_step(train, model: nn.Module, step: list, **options) -> tuple[float, float]:
-    """Loss and gradient norm of one step, before an optimizer changes anything."""
+def losses_and_norms(train, model: nn.Module, step, lr: float = 0.0, **options) -> list[float]:
+    """Of each optimizer step of one step: the loss; then the norms of all gradients before each."""
     norms = []
     trained = [p for p in model.parameters() if p.requires_grad]
 
@@ -81,7 +81,13 @@ def one_step(train, model: nn.Module, step: list, **options) -> tuple[float, flo
         gradients = [p.grad.double() for p in trained if p.grad is not None]
         norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradients)))
 
-    optimizer = torch.optim.SGD(trained, lr=0.0)
+    optimizer = torch.optim.SGD(trained, lr=lr)
     optimizer.register_step_pre_hook(note_norm)
-    (loss,) = train(model, optimizer, [step], **options)
-    return loss.item(), norms[0]
+    losses = [loss.item() for loss in train(model, optimizer, [step], **options)]
+    return [*losses, *norms]
+
+
+def one_step(train, model: nn.Module, step: list, **options) -> tuple[float, float]:
+    """Loss and gradient norm of one step, before an optimizer changes anything."""
+    loss, norm = losses_and_norms(train, model, step, **options)
+    return loss, norm

@@ -4,17 +4,14 @@ import math
 
 from memlab.data.lengths import lengths
 from memlab.experiments import Recipe
-from memlab.experiments.batching import micro_batches
+from memlab.experiments.batching import last_step
 
 NEED_ROWS_OF_UNEQUAL_LENGTH = {"packing", "packing_strategy", "padding_free", "truncation_mode"}
 
 
 def batch_shape(recipe: Recipe) -> tuple[int, int]:
     """(rows, slots a row) of the largest micro-batch in the step that is measured, the last."""
-    accumulate = recipe.gradient_accumulation_steps
-    count = recipe.max_steps * accumulate
-    batches = micro_batches(recipe, count=count, vocab_size=1, fill="zeros")[-accumulate:]
-    rows, slots = max((batch["labels"].shape for batch in batches), key=math.prod)
+    rows, slots = max((batch["labels"].shape for batch in last_step(recipe)), key=math.prod)
     return rows, slots
 
 

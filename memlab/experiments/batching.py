@@ -39,6 +39,14 @@ def micro_batches(
     return [collate(chosen[i : i + size]) for i in range(0, len(chosen), size)]
 
 
+def last_step(recipe: Recipe) -> list[dict[str, Any]]:
+    """The micro-batches of the step that is measured, the last, with zeros for ids. Raises as
+    `micro_batches`."""
+    accumulate = recipe.gradient_accumulation_steps
+    count = recipe.max_steps * accumulate
+    return micro_batches(recipe, count=count, vocab_size=1, fill="zeros")[-accumulate:]
+
+
 def _rows(recipe: Recipe, count: int, vocab_size: int, fill: Literal["text", "zeros"]) -> list[Row]:
     """The rows to choose from, none longer than max_length."""
     options: Any = {"vocab_size": vocab_size, "fill": fill, "seed": recipe.seed}

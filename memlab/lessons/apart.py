@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memlab.lessons import contamination
-from memlab.lessons.judging import Exercise, Finding, is_number
+from memlab.lessons.judging import Exercise, Finding, is_number, raised
 from memlab.models.build import build_meta, materialize
 from memlab.techniques import pad_to_multiple, padding_free, varlen_attention
 
@@ -124,7 +124,7 @@ def _judge_collate(answer: Collate) -> Finding:
             return Finding(False, flaw)
         found = _loss(batch, varlen_attention.NAME, padding_free.model_inputs(batch))
     except Exception as error:  # the learner's own code: whatever it raises is the finding
-        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+        return raised(error)
     right = _padded_loss()
     wrong = _wrong_part(batch)
     if abs(found - right) <= TOLERANCE * right and not wrong:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memlab.experiments import Recipe
-from memlab.experiments.batching import micro_batches
-from memlab.models.build import load_config
+from memlab.experiments.batching import last_step
 
 
 class Batch(NamedTuple):
@@ -23,21 +22,14 @@ class Batch(NamedTuple):
 
 
 def last_batch(recipe: Recipe) -> Batch:
-    """The rows of the recipe's last step, without running it. Raises ValueError as `measure`."""
-    made = _last_step(recipe)
-    filled = made if recipe.pad_to_multiple_of is None else _last_step(_unfilled(recipe))
+    """The rows of the recipe's last step, without running it. Raises as `micro_batches`."""
+    made = last_step(recipe)
+    filled = made if recipe.pad_to_multiple_of is None else last_step(_unfilled(recipe))
     return Batch(
         rows=sum(len(batch["input_ids"]) for batch in made),
         slots=sum(batch["input_ids"].numel() for batch in made),
         documents=tuple(length for batch in filled for length in _documents(batch)),
     )
-
-
-def _last_step(recipe: Recipe) -> list[dict[str, Any]]:
-    vocab_size = load_config(recipe.model).vocab_size
-    count = recipe.max_steps * recipe.gradient_accumulation_steps
-    batches = micro_batches(recipe, count=count, vocab_size=vocab_size, fill="zeros")
-    return batches[-recipe.gradient_accumulation_steps :]
 
 
 def _unfilled(recipe: Recipe) -> Recipe:

@@ -13,7 +13,7 @@ from torch import Tensor
 from memlab.experiments import Recipe, measure
 from memlab.instruments.measurement import Measurement
 from memlab.instruments.meter import Meter
-from memlab.lessons.judging import Exercise, Finding, is_number, near
+from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
 from memlab.lessons.running import HeadShapes, simulated_head
 from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
 
@@ -135,7 +135,7 @@ def _judge_loop(answer: Loss) -> Finding:
             or _holds_too_much(answer)
         )
     except Exception as error:  # the learner's own code: whatever it raises is the finding
-        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+        return raised(error)
     return Finding(not said, said)
 
 

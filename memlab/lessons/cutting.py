@@ -9,7 +9,7 @@ from typing import Any
 from memlab.data import lengths
 from memlab.data.max_length import Lengths
 from memlab.data.rows import rows
-from memlab.lessons.judging import Exercise, Finding, is_number, near
+from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
 from memlab.techniques.pad_to_multiple import collate
 from memlab.techniques.truncation import IGNORE, truncate_sft
 
@@ -140,7 +140,7 @@ def _judge_cut(answer: Cut) -> Finding:
             "",
         )
     except Exception as error:  # the learner's own code: whatever it raises is the finding
-        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+        return raised(error)
     return Finding(not said, said)
 
 

@@ -82,6 +82,11 @@ def is_number(answer: Any) -> bool:
         return False
 
 
+def raised(error: Exception) -> Finding:
+    """What to say where the learner's own function raised."""
+    return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+
+
 def near(
     answer: float, right: float, *, within: float = 0.0, usual: Mapping[float, str] | None = None
 ) -> Finding:

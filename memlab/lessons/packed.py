@@ -10,7 +10,7 @@ import numpy as np
 from memlab.data import lengths
 from memlab.experiments import Recipe, measure
 from memlab.lessons.batch import last_batch
-from memlab.lessons.judging import Exercise, Finding, is_number, near
+from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
 from memlab.techniques.packing import STRATEGIES, place
 
 Fit = Callable[[list[int], int], list[list[int]]]
@@ -131,7 +131,7 @@ def _judge_fit(answer: Fit) -> Finding:
     try:
         said = next((said for case in _cases() if (said := _wrong(answer, *case))), "")
     except Exception as error:  # the learner's own code: whatever it raises is the finding
-        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+        return raised(error)
     return Finding(not said, said)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memlab.data.lengths import lengths
-from memlab.lessons.judging import Exercise, Finding, is_number, near
+from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
 from memlab.techniques import pad_to_multiple
 from memlab.techniques.pad_to_multiple import padded_length, shapes, slots
 
@@ -141,7 +141,7 @@ def _judge_pad(answer: Pad) -> Finding:
     try:
         said = next((said for case in cases if (said := _wrong_padding(answer, *case))), "")
     except Exception as error:  # the learner's own code: whatever it raises is the finding
-        return Finding(False, f"Your function raised {type(error).__name__}: {error}.")
+        return raised(error)
     return Finding(not said, said)
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memlab.losses.sequences import divided
+
 IGNORED = -100
 
 
@@ -18,7 +20,8 @@ def nll(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -
     value has at least fp32; without a valid label it is 0, connected to the logits.
     Raises ValueError for other shapes or no label at all, TypeError for other dtypes.
     """
-    return -_logprobs(logits, labels).sum() / _divisor(labels, num_items)
+    total = -_logprobs(logits, labels).sum()
+    return divided(total, num_items, (labels != IGNORED).sum())
 
 
 def dft(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -> Tensor:
@@ -28,7 +31,8 @@ def dft(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -
     (Wu et al. 2025, arXiv 2508.05629). Arguments and errors as for `nll`.
     """
     logp = _logprobs(logits, labels)
-    return -(logp.detach().exp() * logp).sum() / _divisor(labels, num_items)
+    total = -(logp.detach().exp() * logp).sum()
+    return divided(total, num_items, (labels != IGNORED).sum())
 
 
 def _logprobs(logits: Tensor, labels: Tensor) -> Tensor:  # (N, V), (N,) -> (N,), 0 where ignored
@@ -45,10 +49,3 @@ def _logprobs(logits: Tensor, labels: Tensor) -> Tensor:  # (N, V), (N,) -> (N,)
         )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return -F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="none")
-
-
-def _divisor(labels: Tensor, num_items: int | Tensor | None) -> int | Tensor:
-    if num_items is None:
-        num_items = (labels != IGNORED).sum()
-    # A step without any valid label has the loss 0, not 0 / 0.
-    return num_items.clamp(min=1) if isinstance(num_items, Tensor) else max(num_items, 1)

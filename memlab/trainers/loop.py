@@ -97,7 +97,13 @@ def apply_head(
     makes a loss (), or the log-probability of each target (N,), 0 where that is -100; from all the
     logits at once, or a chunk at a time.
     """
-    hidden = hidden_states(head, arguments)
+    return on_hidden(function, head, hidden_states(head, arguments), targets, **options)
+
+
+def on_hidden(
+    function: HeadFunction, head: HeadParts, hidden: Tensor, targets: Tensor, **options: Any
+) -> Tensor:
+    """As `apply_head`, of hidden states (B, T, D) that are there already; targets (B*T,)."""
     return function(
         hidden.flatten(0, 1),
         head.head.weight,

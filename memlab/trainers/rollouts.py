@@ -18,7 +18,7 @@ from memlab.losses.sequences import number
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.generate import generate
-from memlab.trainers.loop import Batch, HeadFunction, hidden_states
+from memlab.trainers.loop import Batch, HeadFunction, hidden_states, on_hidden
 
 
 class Rollout(NamedTuple):
@@ -133,11 +133,4 @@ def token_logps(logprobs: HeadFunction, head: HeadParts, ids: Tensor, labels: Te
     positions before each, no others. `logprobs` is as in `loop.apply_head`.
     """
     hidden = hidden_states(head, {"input_ids": ids})[:, -labels.shape[1] - 1 : -1]  # (B, S, D)
-    return logprobs(
-        hidden.flatten(0, 1),
-        head.head.weight,
-        labels.flatten(),
-        bias=head.head.bias,
-        logit_scale=head.logit_scale,
-        softcap=head.softcap,
-    ).view(labels.shape)
+    return on_hidden(logprobs, head, hidden, labels.flatten()).view(labels.shape)
