@@ -16,6 +16,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from memlab.data.lengths import chat_like
+from memlab.data.max_length import batch_widths
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.techniques.packing import STRATEGIES, place
 from memlab.widgets import (
@@ -31,7 +32,7 @@ from memlab.widgets.length_explorer import spread
 from memlab.widgets.live import Live
 from memlab.widgets.multiples import largest_within, padded_to
 from memlab.widgets.png import png
-from memlab.widgets.rows import batch_widths, data_sets, length_steps, percent
+from memlab.widgets.rows import data_sets, length_steps, percent
 
 SKEWED = [4096, 512, 512, 512]
 CHAT = np.array(chat_like(600))

@@ -10,6 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def batch_widths(lengths: np.ndarray, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Longest row (batches,) and number of rows (batches,) of batches of consecutive rows; the
+    last batch may be smaller.
+    """
+    starts = np.arange(0, len(lengths), batch_size)
+    return np.maximum.reduceat(lengths, starts), np.diff(starts, append=len(lengths))
+
+
 class Lengths:
     """Lengths in tokens of R rows, sorted once; then a question about a max_length is a look-up.
 
@@ -63,9 +71,7 @@ class Lengths:
         the order given, padded to its longest."""
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: give at least 1")
-        starts = np.arange(0, len(self.in_order), batch_size)
-        batch_rows = np.diff(starts, append=len(self.in_order))  # the last batch may be smaller
-        longest = np.maximum.reduceat(self.in_order, starts)
+        longest, batch_rows = batch_widths(self.in_order, batch_size)
         slots = np.minimum.outer(max_length, longest) @ batch_rows
         return 1 - self.tokens(max_length) / slots
 

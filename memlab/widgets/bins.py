@@ -10,12 +10,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from memlab.data.max_length import batch_widths
 from memlab.techniques.packing import STRATEGIES, Placement, place
 from memlab.widgets.figures import bare, legend
 from memlab.widgets.live import Live, described
 from memlab.widgets.rows import (
     Sets,
-    batch_widths,
     chooser,
     data_sets,
     length_steps,

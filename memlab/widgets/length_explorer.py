@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from memlab.data.max_length import Lengths
+from memlab.data.max_length import Lengths, batch_widths
 from memlab.instruments.measurement import Measurement
 from memlab.widgets.figures import bare, legend, points, scale, text_width
 from memlab.widgets.grid import Grid, Setting, Value
@@ -21,7 +21,6 @@ from memlab.widgets.live import Live, described
 from memlab.widgets.rows import (
     BATCHES,
     Sets,
-    batch_widths,
     chooser,
     data_sets,
     length_steps,

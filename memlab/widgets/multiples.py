@@ -10,13 +10,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
+from memlab.data.max_length import batch_widths
 from memlab.widgets.figures import bare, legend, points
 from memlab.widgets.live import Live, described
 from memlab.widgets.rows import (
     BATCHES,
     MULTIPLES,
     Sets,
-    batch_widths,
     chooser,
     data_sets,
     length_steps,

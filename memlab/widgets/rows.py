@@ -38,12 +38,6 @@ def _checked(what: str, lengths: Lengths) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def batch_widths(lengths: np.ndarray, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Longest row (batches,) and number of rows (batches,) of batches of consecutive rows."""
-    starts = np.arange(0, len(lengths), batch_size)
-    return np.maximum.reduceat(lengths, starts), np.diff(starts, append=len(lengths))
-
-
 def length_steps(start: int, end: int, *also: int) -> list[int]:
     """Lengths from `start` to `end`, four to each doubling; both ends and `also` are among them."""
     steps = {2**power * part // 4 for power in range(2, 21) for part in (4, 5, 6, 7)}
