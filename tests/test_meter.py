@@ -265,3 +265,35 @@ def test_a_caches_storages_can_be_named() -> None:
 
     for simulated in (False, True):
         metered(step, simulated=simulated)
+
+
+def test_a_frozen_models_weights_are_parameters() -> None:
+    """The policy's bytes and once more as many: gradients and optimizer state are the policy's."""
+    width, words = 128, 640
+
+    def step(device: torch.device, meter: Meter) -> None:
+        with device:
+            policy, other = (nn.Linear(width, words, bias=False) for _ in range(2))
+            backbone = nn.LayerNorm(width, bias=False)
+        backbone.register_buffer("positions", torch.zeros(width, device=device))
+        weights, rest = rounded(4 * width * words), 2 * rounded(4 * width)
+        optimizer = torch.optim.SGD(policy.parameters(), momentum=0.9)
+        meter.watch(policy, optimizer)
+        for part in (backbone, other.requires_grad_(False)):  # as of trainers' HeadParts
+            meter.watch(part.requires_grad_(False))
+        for _ in range(2):
+            meter.begin_step()
+            x = torch.ones(10, width, device=device)
+            with meter.phase("reference"), torch.no_grad():
+                fixed = other(backbone(x))
+            with meter.phase("backward"):
+                (policy(x) - fixed).sum().backward()
+            with meter.phase("optimizer"):
+                optimizer.step()
+        last = dict(zip(CATEGORIES, list(meter.ledger.samples())[-1].bytes, strict=True))
+        assert last["parameters"] == 2 * weights + rest
+        assert last["gradients"] == last["optimizer_state"] == weights
+
+    for simulated in (False, True):
+        meter = metered(step, simulated=simulated)
+        assert {"reference", "backward"} <= {name for _, name in meter.ledger.phases}

@@ -203,15 +203,16 @@ def test_the_real_cache_has_the_bytes_of_its_formula() -> None:
     model, config, kept = tiny(), load_config("memlab/tiny"), []
 
     def label(category: str, tensors: Iterable[Tensor]) -> None:
-        kept[:] = [category, *tensors]
+        kept[:] = [*tensors]
+        meter.label(category, kept)
 
-    generate(model, prompts(), head=head_parts(model), max_completion_length=4, label=label)
-    category, *tensors = kept
+    with Meter("cpu", vocab_size=config.vocab_size) as meter:
+        generate(model, prompts(), head=head_parts(model), max_completion_length=4, label=label)
+        live = list(meter.ledger.samples())[-1].bytes
     entries = 3 * config.num_key_value_heads * (5 + 4 - 1) * config.head_dim
-    assert category == "kv_cache"
-    assert sum(t.untyped_storage().nbytes() for t in tensors) == (
-        2 * config.num_hidden_layers * entries * 4
-    )
+    expected = 2 * config.num_hidden_layers * entries * 4
+    assert sum(t.untyped_storage().nbytes() for t in kept) == expected
+    assert live[CATEGORIES.index("kv_cache")] == expected
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it

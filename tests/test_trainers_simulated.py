@@ -53,6 +53,8 @@ def peaks(name: str, *, flattened: bool) -> dict[str, dict[str, int]]:
             options |= {"teacher": frozen(materialize(other, device))}
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         meter.watch(model, optimizer)
+        if name != "reward":
+            meter.watch(other)
         losses = TRAINERS[name](
             model,
             optimizer,
@@ -80,6 +82,8 @@ def test_what_is_alive_when(name: str) -> None:
         assert ("reference" in found) == (name != "reward")
         if "reference" in found:  # of the policy nothing but the loss of the micro-batch before
             assert found["reference"]["activations"] <= 512 < found["forward"]["activations"]
+            weights = found["backward"]["gradients"]  # as many bytes as the policy has parameters
+            assert found["reference"]["parameters"] == pytest.approx(2 * weights, rel=0.01)
     if name != "gkd":  # all its rows are of one length
         before, after = (found["backward"]["activations"] for found in (padded, flattened))
         assert after < before

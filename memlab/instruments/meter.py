@@ -63,7 +63,11 @@ class Meter(TorchDispatchMode):
         self._watched: list[tuple[nn.Module, torch.optim.Optimizer | None]] = []
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Remember whose parameters (buffers too), gradients and optimizer state these are."""
+        """Remember whose parameters (buffers too), gradients and optimizer state these are.
+
+        A frozen model (a reference, a teacher) is watched without an optimizer: its weights are
+        parameters too. Of its parts, watch each: the backbone, then the head.
+        """
         self._watched.append((model, optimizer))
         self._label_watched()
 
@@ -74,7 +78,11 @@ class Meter(TorchDispatchMode):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what happens inside: "forward", "backward", "optimizer" or "generation"."""
+        """Name what happens inside.
+
+        Trainers name "rollout" (completions and their rewards), "reference" (a frozen model's, or a
+        teacher's, pass), "forward", "backward" and "optimizer"; what is outside is "setup".
+        """
         if not self._watching:  # a step that is only timed: nothing to name, no work to add
             yield
             return
