@@ -23,6 +23,17 @@ loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten()
 loss.backward()
 assert hidden.grad is not None and head.weight.grad is not None
 """,
+    "fused_head": """
+import torch
+sys.modules["triton"] = None
+from fused_head import fused_cross_entropy
+hidden = torch.randn(2, 5, 4, requires_grad=True)
+head, labels = torch.nn.Linear(4, 9), torch.randint(9, (2, 5))
+for frugal in (False, True):
+    loss = fused_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten(), frugal=frugal)
+    loss.backward()
+    assert hidden.grad is not None and head.weight.grad is not None
+""",
     "packing": """
 sys.modules["torch"] = None
 from packing import pack
@@ -56,6 +67,11 @@ register()
 """,
 }
 
+# Files that may be longer than 150 lines, and why.
+LONGER = {
+    "fused_head": 300,  # two kernels, a torch twin of each, and two orders of one computation
+}
+
 
 def test_every_technique_is_run_alone() -> None:
     assert {file.stem for file in FILES} == set(ALONE)
@@ -73,7 +89,7 @@ def test_header_and_size(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     tree = ast.parse(text)
     header = (ast.get_docstring(tree) or "").splitlines()
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= LONGER.get(file.stem, 150)
     assert len(header) <= 16
     labels = [line.split()[0] for line in header if line and not line.startswith(" ")]
     for label in LABELS:

@@ -1,0 +1,293 @@
+"""Linear cross-entropy on a card: logits become their own gradient, already in the forward pass.
+
+Computes  F.cross_entropy((h @ w.T).float(), y) over the n labels that are not -100, or its dft form
+Without   the (N, V) logits, an fp32 copy of any of them or of w, and the product run again
+Memory    bytes kept for backward: 4*N*V + 2*(N+V)*D + 8*N -> 4*(n+V)*D + 8*n (frozen w: no V);
+          peak above h, w, y, dh, dw, with n = N and G = 2*(N+V)*D (frozen w: 2*N*D):
+          12*N*V -> max(2*C*(V+D), G) + G.   Frugal: kept 2*(N+V)*D + 8*N + 12*n,
+          peak max(2*C*V, 2*N*D) + 4*N*D, logits of C rows or as many of a tile of words
+Use       loss = fused_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
+          loss.backward()  # labels[b, t] is the word that follows hidden[b, t]
+Price     three products, as full logits, and 6*n*V bytes of traffic between them; frugal takes a
+          fourth product, and no fp32 gradient of w
+Source    Liger-Kernel (arXiv 2410.10989) for gradients in the forward pass; Wijmans et al. 2024
+Unlike    Liger: dw is summed in fp32 (theirs by default in w's dtype), -100 rows reach no product,
+          the scale may be any; off CUDA the torch twins. Apache-2.0; torch 2.11 to 2.13
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # macOS, Windows
+    triton = None
+
+BLOCK = 4096  # logits that one program holds at a time
+
+
+def log_sums_torch(z: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """log(sum(exp(logits))) of each row of raw logits z (C, V), at least fp32."""
+    return _capped(z, scale, softcap).logsumexp(1)
+
+
+def to_gradient_torch(z, y, log_sum, weight, first, scale, softcap) -> None:
+    """Write over z (C, V) the gradient of -(weight * log-probability of y).sum(); y, log_sum,
+    weight (C,). z holds the words from `first` on of a vocabulary, so that y may lie outside."""
+    x = _capped(z, scale, softcap)
+    slope = scale if softcap is None else (1 - (x / softcap) ** 2) * scale
+    hit = torch.arange(first, first + z.shape[1], device=z.device) == y[:, None]
+    z.copy_(((x - log_sum[:, None]).exp() - hit.to(x.dtype)) * weight[:, None] * slope)
+
+
+def _capped(z, scale, softcap) -> Tensor:  # raw logits of any shape -> logits, fp32 at least
+    z = z.to(torch.promote_types(z.dtype, torch.float32)) * scale
+    return z if softcap is None else (z / softcap).tanh() * softcap
+
+
+if triton is not None:
+
+    @triton.jit
+    def _load(z, inside, scale, cap, CAPPED: tl.constexpr):
+        x = tl.load(z, mask=inside, other=-float("inf")).to(tl.float32) * scale
+        if CAPPED:
+            x = cap * (2 * tl.sigmoid(2 * x / cap) - 1)  # tanh
+        return x
+
+    @triton.jit
+    def _sums(z, out, v, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+        row = tl.program_id(0).to(tl.int64)  # a chunk may hold more than 2**31 logits
+        top, total = -3e38, 0.0  # finite: exp(-inf - top) is 0 where a logit is -inf
+        for start in range(0, v, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            x = _load(z + row * v + at, at < v, scale, cap, CAPPED)
+            x = tl.where(at < v, x, -float("inf"))
+            higher = tl.maximum(top, tl.max(x, 0))
+            total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
+            top = higher
+        tl.store(out + row, top + tl.log(total))
+
+    @triton.jit
+    def _gradient(
+        z, y, log_sum, weight, first, v, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr
+    ):
+        blocks = tl.cdiv(v, BLOCK)
+        row = (tl.program_id(0) // blocks).to(tl.int64)
+        at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+        x = _load(z + row * v + at, at < v, scale, cap, CAPPED)
+        d = tl.exp(x - tl.load(log_sum + row)) - tl.where(first + at == tl.load(y + row), 1.0, 0.0)
+        if CAPPED:
+            d *= 1 - (x / cap) * (x / cap)
+        tl.store(z + row * v + at, d * (tl.load(weight + row) * scale), mask=at < v)
+
+
+def log_sums_triton(z: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """`log_sums_torch` in one reading of z, which must be contiguous."""
+    out = torch.empty(len(z), dtype=torch.float32, device=z.device)
+    with torch.cuda.device_of(z):
+        _sums[(len(z),)](z, out, z.shape[1], float(scale), **_options(softcap))
+    return out
+
+
+def to_gradient_triton(z, y, log_sum, weight, first, scale, softcap) -> None:
+    """`to_gradient_torch` in one reading and writing of z, which must be contiguous."""
+    grid = (len(z) * -(-z.shape[1] // BLOCK),)
+    with torch.cuda.device_of(z):
+        sizes = first, z.shape[1], float(scale)
+        _gradient[grid](z, y, log_sum, weight, *sizes, **_options(softcap))
+
+
+def _options(softcap) -> dict:
+    capped = softcap is not None
+    return {"cap": float(softcap or 0), "CAPPED": capped, "BLOCK": BLOCK, "num_warps": 8}
+
+
+def _kind(z: Tensor) -> str:
+    if z.device.type in ("gpu", "meta"):
+        return "shapes"  # a simulated card: launches are skipped
+    return "triton" if triton and z.is_cuda and z.dtype != torch.float64 else "torch"
+
+
+def _logprobs(z, y, scale, softcap) -> tuple[Tensor, Tensor]:  # of the labels, and log_sum
+    label = _capped(z.gather(1, y[:, None])[:, 0], scale, softcap)  # raises for y outside V
+    kind = _kind(z)
+    if kind == "shapes":
+        return label, torch.empty_like(label)
+    log_sum = (log_sums_triton if kind == "triton" else log_sums_torch)(z, scale, softcap)
+    return label - log_sum, log_sum
+
+
+def _to_gradient(z, *rest) -> None:
+    kind = _kind(z)
+    if kind != "shapes":
+        (to_gradient_triton if kind == "triton" else to_gradient_torch)(z, *rest)
+
+
+def _product(out, a, b, add: bool) -> None:  # out = a @ b, or += : every sum in out's dtype
+    if a.dtype == out.dtype:
+        out.addmm_(a, b, beta=int(add))
+    elif a.device.type in ("cpu", "mps"):
+        out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=int(add))
+    else:  # an accelerator's product sums bf16 into fp32 without copies
+        torch.addmm(out, a, b, beta=int(add), out_dtype=out.dtype, out=out)
+
+
+class _MadeInForward(torch.autograd.Function):
+    """Sum of the losses; the gradients are made beside it, in fp32, and only scaled in backward."""
+
+    @staticmethod
+    def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, dft, wanted):
+        total = h.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32))
+        for_h, for_w, for_b = (wanted and ctx.needs_input_grad[at] for at in (0, 1, 3))
+        make = {"device": h.device, "dtype": total.dtype}
+        dh = torch.empty(len(rows), h.shape[1], **make) if for_h else None
+        dw = (torch.empty if len(rows) else torch.zeros)(w.shape, **make) if for_w else None
+        db = torch.zeros(len(w), **make) if for_b else None
+        for first in range(0, len(rows), chunk):
+            at = rows[first : first + chunk]
+            h_c, y_c = h[at].to(w.dtype), y[at]
+            z = _raw(h_c, w, bias)
+            logp, log_sum = _logprobs(z, y_c, scale, softcap)
+            weight = logp.exp() if dft else torch.ones_like(logp)
+            total -= (weight * logp).sum()
+            if for_h or for_w or for_b:
+                _to_gradient(z, y_c, log_sum, weight, 0, scale, softcap)
+            if dh is not None:
+                _product(dh[first : first + chunk], z, w, add=False)
+            if dw is not None:
+                _product(dw, z.T, h_c, add=first > 0)
+            if db is not None:
+                db += z.sum(0, dtype=db.dtype)
+            del z, h_c  # or they would be alive beside the next chunk's
+        ctx.save_for_backward(rows, dh, dw, db)
+        ctx.like = h.shape, h.dtype, w.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx, g):  # ()
+        _refuse_second_derivative()
+        (rows, dh, dw, db), (shape, *dtypes) = ctx.saved_tensors, ctx.like
+        dh, dw, db = (_scaled(x, g, to) for x, to in zip((dh, dw, db), dtypes, strict=True))
+        if dh is not None and len(rows) < shape[0]:
+            dh = dh.new_zeros(shape).index_copy_(0, rows, dh)
+        return dh, dw, None, db, *[None] * 6
+
+
+class _Recomputed(torch.autograd.Function):
+    """Log-probabilities; backward goes through the words, tile by tile, each with all its rows."""
+
+    @staticmethod
+    def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
+        logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
+        log_sum = logp.new_empty(len(rows))
+        for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
+            z = _raw(h[at].to(w.dtype), w, bias)
+            logp[at], sums = _logprobs(z, y[at], scale, softcap)
+            log_sum_c.copy_(sums)
+            del z
+        ctx.save_for_backward(h, w, y, bias, rows, log_sum)
+        ctx.options = chunk, scale, softcap
+        return logp
+
+    @staticmethod
+    def backward(ctx, g):  # (N,)
+        _refuse_second_derivative()
+        (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
+        for_h, for_w, for_b = (ctx.needs_input_grad[at] for at in (0, 1, 3))
+        h_n, y_n, weight = h[rows].to(w.dtype), y[rows], -g[rows]
+        dh = torch.zeros_like(h_n, dtype=log_sum.dtype) if for_h else None
+        dw = torch.empty_like(w) if for_w else None
+        db = torch.empty_like(bias) if for_b else None
+        words = max(chunk * len(w) // max(len(rows), 1) // 256, 1) * 256  # a tile: chunk * V logits
+        for first in range(0, len(w), words):
+            here = slice(first, first + words)
+            z = _raw(h_n, w[here], None if bias is None else bias[here])
+            _to_gradient(z, y_n, log_sum, weight, first, scale, softcap)
+            if dh is not None:
+                _product(dh, z, w[here], add=True)
+            if dw is not None:
+                torch.mm(z.T, h_n, out=dw[here])
+            if db is not None:
+                db[here] = z.sum(0, dtype=log_sum.dtype)
+            del z
+        if dh is not None:
+            dh = h.new_zeros(h.shape).index_copy_(0, rows, dh.to(h.dtype))
+        return dh, dw, None, db, *[None] * 4
+
+
+def _raw(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V)
+    return F.linear(h, w, None if bias is None else bias.to(w.dtype))
+
+
+def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded once
+    return x if x is None else torch.mul(x, g, out=torch.empty_like(x, dtype=dtype))
+
+
+def _refuse_second_derivative() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError("create_graph=True: a fused head has no second derivatives")
+
+
+def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, softcap: float | None):
+    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
+        shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
+        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
+    if bias is not None and bias.shape != (len(w),):
+        raise ValueError(f"bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
+    if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
+        raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
+    if len(y) == 0:
+        raise ValueError("y is empty: give at least one label, -100 where there is no loss")
+    if type(chunk) is not int or chunk < 1:
+        raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
+
+
+def fused_token_logprobs(
+    h: Tensor, w: Tensor, y: Tensor, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None
+) -> Tensor:
+    """Log-probability of each label, (N,), at least fp32, 0 where -100; what frugal builds on.
+
+    h (N, D), w (V, D), y (N,) int64, bias (V,). A chunk of rows in forward, and as many logits of
+    a tile of words in backward. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
+    """
+    _check(h, w, y, bias, chunk, softcap)
+    rows = (y != -100).nonzero()[:, 0]
+    return _Recomputed.apply(h, w, y, bias, rows, chunk, logit_scale, softcap)
+
+
+def fused_cross_entropy(
+    h: Tensor,
+    w: Tensor,
+    y: Tensor,
+    *,
+    chunk=None,
+    bias=None,
+    logit_scale=1.0,
+    softcap=None,
+    frugal=False,
+    loss_type="nll",
+    num_items_in_batch=None,
+) -> Tensor:
+    """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step.
+
+    Shapes and errors as above; `chunk` None: 2048 rows, 1024 with a frozen head or frugal. The
+    logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
+    """
+    if loss_type not in ("nll", "dft"):
+        raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
+    chunk = chunk if chunk is not None else 2048 if w.requires_grad and not frugal else 1024
+    head = {"bias": bias, "logit_scale": logit_scale, "softcap": softcap}
+    if frugal:
+        logp = fused_token_logprobs(h, w, y, chunk=chunk, **head)
+        total = -(logp if loss_type == "nll" else logp * logp.detach().exp()).sum()
+    else:
+        _check(h, w, y, bias, chunk, softcap)
+        rows, wanted = (y != -100).nonzero()[:, 0], torch.is_grad_enabled()
+        options = rows, chunk, logit_scale, softcap, loss_type == "dft", wanted
+        total = _MadeInForward.apply(h, w, y, bias, *options)
+    count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
