@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from memlab.data import lengths
 from memlab.data.lengths import shuffled
@@ -12,6 +13,7 @@ from memlab.experiments.recipe import Recipe
 from memlab.techniques import packing, pad_to_multiple, padding_free, truncation
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def micro_batches(
@@ -30,13 +32,7 @@ def micro_batches(
             f"max_length={recipe.max_length} cuts every label of dataset={recipe.dataset!r}; "
             f"take at least {first + 1}"
         )
-    order = shuffled(made, recipe.seed)
-    chosen = [order[i % len(order)] for i in range(size * count)]
-    collate = partial(
-        padding_free.collate if recipe.flattened else pad_to_multiple.collate,
-        pad_to_multiple_of=recipe.pad_to_multiple_of,
-    )
-    return [collate(chosen[i : i + size]) for i in range(0, len(chosen), size)]
+    return list(map(collation(recipe), split(drawn(made, size * count, recipe.seed), size)))
 
 
 def last_step(recipe: Recipe) -> list[dict[str, Any]]:
@@ -45,6 +41,25 @@ def last_step(recipe: Recipe) -> list[dict[str, Any]]:
     accumulate = recipe.gradient_accumulation_steps
     count = recipe.max_steps * accumulate
     return micro_batches(recipe, count=count, vocab_size=1, fill="zeros")[-accumulate:]
+
+
+def drawn(rows: Sequence[T], count: int, seed: int) -> list[T]:
+    """`count` rows in an order that the seed alone decides; they start over when they run out."""
+    order = shuffled(rows, seed)
+    return [order[i % len(order)] for i in range(count)]
+
+
+def split(items: list[T], size: int) -> list[list[T]]:
+    """The items in lists of `size`, the last one perhaps shorter."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def collation(recipe: Recipe) -> Callable[[Sequence[Row]], dict[str, Any]]:
+    """What makes a batch of rows of `input_ids` and `labels`: padded, or laid end to end."""
+    return partial(
+        padding_free.collate if recipe.flattened else pad_to_multiple.collate,
+        pad_to_multiple_of=recipe.pad_to_multiple_of,
+    )
 
 
 def _rows(recipe: Recipe, count: int, vocab_size: int, fill: Literal["text", "zeros"]) -> list[Row]:
