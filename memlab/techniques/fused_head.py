@@ -57,7 +57,7 @@ if triton is not None:
         return x
 
     @triton.jit
-    def _sums(z, out, v, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    def _sums(z, out, v: tl.constexpr, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)  # a chunk may hold more than 2**31 logits
         top, total = -3e38, 0.0  # finite: exp(-inf - top) is 0 where a logit is -inf
         for start in range(0, v, BLOCK):
