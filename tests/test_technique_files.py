@@ -34,6 +34,21 @@ for frugal in (False, True):
     loss.backward()
     assert hidden.grad is not None and head.weight.grad is not None
 """,
+    "chunked_logprobs": """
+import torch
+from chunked_logprobs import token_logprobs
+h, w = (torch.randn(n, 4, requires_grad=True) for n in (3, 9))
+token_logprobs(h, w, torch.tensor([1, -100, 8]))[2].backward()
+assert h.grad[2].any() and not h.grad[:2].any() and w.grad is not None
+""",
+    "chunked_divergence": """
+import torch
+from chunked_divergence import divergence
+h, w = (torch.randn(n, 4, requires_grad=True) for n in (3, 9))
+teacher = {"h": torch.randn(3, 2), "w": torch.randn(9, 2)}
+divergence(h, w, torch.tensor([1, -100, 8]), teacher=teacher).backward()
+assert h.grad[2].any() and not h.grad[1].any() and w.grad is not None
+""",
     "packing": """
 sys.modules["torch"] = None
 from packing import pack

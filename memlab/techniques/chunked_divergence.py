@@ -1,0 +1,150 @@
+"""Chunked divergence of two models' words: the loss of distillation, without their logits.
+
+Computes  the generalized JSD of teacher and student over the rows whose label is not -100, divided
+          by the labels of the whole step (beta 0: KL(teacher || student), 1: the other way round)
+Without   two (N, V) of logits: C rows of each at a time, 64 of those in fp32; -100 rows never
+Memory    kept for backward, bf16, H = 2*(N+V)*D of both models: 24*N*V + H -> H + 8*n
+          (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*64*V:
+          40*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n, dw being summed in fp32 (n <= C or a frozen
+          head: X + 2*C*D + 8*n; softcap: 4*64*V more, a beta of 0 or 1: 16*64*V less)
+Use       loss = divergence(h, w, y, teacher={"h": h_t, "w": w_t}, num_items_in_batch=items)
+          loss.backward()  # gradients of the student's h, w, bias only
+Price     both logits products run once more, in backward: six products, full logits take four
+Source    Agarwal et al. 2023 (arXiv 2306.13649), eq. 1; Chen et al. 2016, Sublinear Memory Cost
+Unlike    TRL's generalized_jsd_loss: takes hidden states, of widths that may differ, and dw is
+          summed in fp32, without a copy of a head. Apache-2.0; torch 2.11 to 2.13
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WIDE_ROWS = 64  # of a chunk that are in fp32 at once, with what autograd keeps of them
+
+
+def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the head's dtype
+    return F.linear(h.to(w.dtype), w, None if bias is None else bias.to(w.dtype))
+
+
+def _log_softmax(z, scale, softcap) -> Tensor:  # (S, V) -> (S, V), at least fp32
+    x = z.to(torch.promote_types(z.dtype, torch.float32))
+    x = x if scale == 1 else x * scale
+    x = x if softcap is None else (x / softcap).tanh() * softcap
+    return x.log_softmax(1)
+
+
+def _kl(p, q) -> Tensor:  # log-probabilities (S, V), (S, V) -> KL(p || q), (S,)
+    return (p.exp() * (p - q)).sum(1)
+
+
+def _of_logits(z, z_teacher, student, teacher, beta) -> Tensor:  # (S, V), (S, V) -> (S,)
+    q, p = _log_softmax(z, *student), _log_softmax(z_teacher, *teacher)
+    if beta in (0, 1):
+        return _kl(p, q) if beta == 0 else _kl(q, p)
+    m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
+    return beta * _kl(p, m) + (1 - beta) * _kl(q, m)
+
+
+def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's dtype
+    if a.dtype == total.dtype or a.device.type in ("cpu", "mps"):
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+    else:  # an accelerator's product sums bf16 into fp32 without copies
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+
+
+class _ByChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, w, bias, rows, teacher_h, teacher_w, teacher_bias, chunk, options):
+        ctx.save_for_backward(h, w, bias, rows, teacher_h, teacher_w, teacher_bias)
+        ctx.options = chunk, options
+        found = []
+        for at in rows.split(chunk):
+            z, z_teacher = _logits(h[at], w, bias), _logits(teacher_h[at], teacher_w, teacher_bias)
+            for part in zip(z.split(WIDE_ROWS), z_teacher.split(WIDE_ROWS), strict=True):
+                found.append(_of_logits(*part, *options).sum())
+            del z, z_teacher, part  # or they would be alive beside the next chunk's
+        return torch.stack(found).sum()
+
+    @staticmethod
+    def backward(ctx, g):  # ()
+        if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
+            raise RuntimeError("create_graph=True: no second derivatives; take full_divergence")
+        (h, w, bias, rows, *teacher), (chunk, options) = ctx.saved_tensors, ctx.options
+        wide = torch.promote_types(w.dtype, torch.float32)
+        wide_dw = w.dtype if len(rows) <= chunk else wide  # chunks add up in fp32
+        dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
+        dw = torch.zeros_like(w, dtype=wide_dw) if ctx.needs_input_grad[1] else None
+        db = torch.zeros_like(bias, dtype=wide) if ctx.needs_input_grad[2] else None
+        for at in rows.split(chunk):
+            h_c = h[at].to(w.dtype)
+            z, z_teacher = _logits(h_c, w, bias), _logits(teacher[0][at], *teacher[1:])
+            for z_s, z_t in zip(z.split(WIDE_ROWS), z_teacher.split(WIDE_ROWS), strict=True):
+                with torch.enable_grad():  # logits become their gradient
+                    leaf = z_s.detach().requires_grad_()
+                    total = _of_logits(leaf, z_t, *options).sum()
+                    z_s.copy_(torch.autograd.grad(total, leaf, g)[0])
+            del z_teacher, z_t
+            if dh is not None:
+                dh[at] = (z @ w).to(h.dtype)
+            if dw is not None:
+                _add_product(dw, z.T, h_c)
+            if db is not None:
+                db += z.sum(0, dtype=db.dtype)
+            del z, z_s, leaf, total
+        dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
+        return dh, dw, db, *[None] * 6
+
+
+def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
+    """The tensors of a head, and the options of its logits divided by the temperature."""
+    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or not len(y):
+        shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
+        raise ValueError(f"{who}: h, w, y must be (N, D), (V, D), (N,), N above 0, not {shapes}")
+    if bias is not None and bias.shape != (len(w),):
+        raise ValueError(f"{who}: bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
+    if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
+        raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"{who}: softcap={softcap}: give a positive number, or None for no cap")
+    return (h, w, bias), (logit_scale / temperature, softcap and softcap / temperature)
+
+
+def _heads(h, w, y, head, teacher, beta, temperature, chunk):
+    """The tensors of student and teacher, and what `_of_logits` takes besides logits."""
+    if not (0 <= beta <= 1 and temperature > 0 and type(chunk) is int and chunk > 0):
+        raise ValueError(f"{beta=}, {temperature=}, {chunk=}: give 0 to 1, above 0, an int above 0")
+    student, of_student = _head("student", y, temperature, h, w, **head)
+    other, of_teacher = _head("teacher", y, temperature, **teacher)
+    if len(w) != len(other[1]):
+        raise ValueError(f"teacher: {len(other[1])} words, student: {len(w)}; give one vocabulary")
+    return student, other, (of_student, of_teacher, beta)
+
+
+def _divided(total, y, items) -> Tensor:
+    items = (y != -100).sum() if items is None else items
+    return total / (items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
+
+
+def divergence(
+    h, w, y, *, teacher, num_items_in_batch=None, beta=0.5, temperature=1.0, chunk=1024, **head
+) -> Tensor:
+    """Sum over labelled rows / `num_items_in_batch` of the step (None: these), at least fp32.
+
+    Student: h (N, D), w (V, D) and as `head` bias (V,), logit_scale, softcap, which make the logits
+    softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias); `teacher` has its own by
+    these names, its D may differ. y (N,) int64: only -100 matters. ValueError: shapes, values.
+    """
+    student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
+    total = _ByChunks.apply(*student, (y != -100).nonzero()[:, 0], *other, chunk, options)
+    return _divided(total, y, num_items_in_batch)
+
+
+def full_divergence(
+    h, w, y, *, teacher, num_items_in_batch=None, beta=0.5, temperature=1.0, chunk=1024, **head
+) -> Tensor:
+    """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
+    student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
+    rows = _of_logits(_logits(*student), _logits(*other).detach(), *options)
+    return _divided(torch.where(y != -100, rows, 0.0).sum(), y, num_items_in_batch)
