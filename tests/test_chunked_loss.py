@@ -1,21 +1,18 @@
 """Chunked cross-entropy: the values, gradients and bytes of its header."""
 
 import inspect
-import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from head_cases import Meter, assert_same, inputs, rounded, run, saved_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from memlab.techniques import chunked_loss
 from memlab.techniques.chunked_loss import (
     chunked_cross_entropy,
-    chunked_token_logprobs,
     cross_entropy,
     token_loss,
 )
@@ -28,30 +25,6 @@ OPTIONS = [
     {"softcap": 3.0, "logit_scale": 1.7, "loss_type": "dft", "num_items_in_batch": 50},
     {"num_items_in_batch": torch.tensor(41)},
 ]
-
-
-def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    h = torch.randn(n, d, generator=rng, dtype=torch.float64).to(dtype)
-    w = torch.randn(v, d, generator=rng, dtype=torch.float64).to(dtype)
-    bias = torch.randn(v, generator=rng, dtype=torch.float64).to(dtype)
-    y = torch.randint(v, (n,), generator=rng)
-    y[torch.rand(n, generator=rng) < masked] = -100
-    return h, w, y, bias
-
-
-def run(loss, h, w, y, bias=None, **options):
-    """Value and gradients: loss, dh, dw and, with a bias, dbias."""
-    leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
-    value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
-    value.backward()
-    return [value.detach(), *(leaf.grad for leaf in leaves)]
-
-
-def assert_same(a, b, tol):
-    for x, y in zip(a, b, strict=True):
-        assert x.dtype == y.dtype
-        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -98,13 +71,10 @@ def test_gradcheck(softcap):
     h, w, y, bias = inputs(6, 5, 3)
     leaves = [t.requires_grad_() for t in (h, w, bias)]
 
-    def weighted(h, w, bias):
-        logp, _, _ = chunked_token_logprobs(
-            h, w, y, bias=bias, chunk=4, softcap=softcap, logit_scale=0.7
-        )
-        return logp * torch.arange(1, 7)
+    def loss(h, w, bias):
+        return chunked_cross_entropy(h, w, y, bias=bias, chunk=4, softcap=softcap, logit_scale=0.7)
 
-    assert torch.autograd.gradcheck(weighted, leaves)
+    assert torch.autograd.gradcheck(loss, leaves)
 
 
 @pytest.mark.parametrize(("v", "chunk"), [(500, 64), (4000, 512)])
@@ -211,50 +181,6 @@ def test_case_14_never_copies_the_head(dtype):
     assert meter.peak < v * d * w.itemsize / 4
 
 
-def test_case_15_unreduced_times_weights():
-    h, w, y, _ = inputs()
-    weights = torch.linspace(-1, 2, len(y), dtype=h.dtype)
-
-    def chunked(h, w, y, **options):
-        return -(chunked_token_logprobs(h, w, y, chunk=8, **options)[0] * weights).sum()
-
-    def full(h, w, y, **_):
-        return (F.cross_entropy(h @ w.T, y, reduction="none") * weights).sum()
-
-    assert_same(run(chunked, h, w, y), run(full, h, w, y), 1e-12)
-
-
-def test_stats():
-    h, w, y, bias = inputs()
-    got = chunked_token_logprobs(h.requires_grad_(), w, y, bias=bias, chunk=8, stats=True)
-    dist = torch.distributions.Categorical(logits=h @ w.T + bias)
-    valid = y != -100
-    zero = torch.zeros((), dtype=h.dtype)
-    label = dist.log_prob(y.clamp(min=0))
-    torch.testing.assert_close(got[0], torch.where(valid, label, zero), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(
-        got[1], torch.where(valid, dist.entropy(), zero), rtol=1e-12, atol=1e-12
-    )
-    assert torch.equal(got[2], (dist.logits.argmax(1) == y) & valid)
-    assert [t.requires_grad for t in got] == [True, False, False]
-    plain = chunked_token_logprobs(h, w, y, bias=bias, chunk=8)
-    assert torch.equal(plain[0], got[0])
-    assert not plain[1].any()
-    assert not plain[2].any()
-
-
-def test_stats_equal_trl():
-    kernel = pytest.importorskip("trl.kernels.chunked_logprob").ChunkedLogProbFunction
-    h, w, y, bias = inputs(200, 40, 16, torch.float32, masked=0)
-    theirs = kernel.apply(h, w, bias, y, 1.0, 16, 3.0, 0.5)  # softcap 3, logit scale 0.5
-    ours = chunked_token_logprobs(
-        h, w, y, bias=bias, chunk=64, softcap=3.0, logit_scale=0.5, stats=True
-    )
-    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
-    assert torch.equal(ours[2], theirs[4])
-
-
 def test_second_derivative_is_refused():
     h, w, y, _ = inputs()
     loss = chunked_cross_entropy(h.requires_grad_(), w.requires_grad_(), y)
@@ -323,41 +249,6 @@ def test_before_and_after_take_the_same_arguments():
 # ---------------------------------------------------------------------------------------- memory
 
 
-def rounded(nbytes):
-    return -(-nbytes // 512) * 512
-
-
-class Meter(TorchDispatchMode):
-    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
-
-    def __init__(self, *before):
-        super().__init__()
-        self.live = self.peak = 0
-        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
-
-    def _drop(self, nbytes):
-        self.live -= nbytes
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
-            if storage not in self.seen:
-                self.seen.add(storage)
-                nbytes = rounded(storage.nbytes())
-                self.live += nbytes
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._drop, nbytes)
-        return out
-
-    def __enter__(self):
-        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
-        return super().__enter__()
-
-    def __exit__(self, *exc):
-        self.threads.__exit__(*exc)
-        return super().__exit__(*exc)
-
-
 @pytest.mark.parametrize("loss_type", ["nll", "dft"])
 @pytest.mark.parametrize("masked", [0.0, 0.5])
 @pytest.mark.parametrize("softcap", [None, 30.0])
@@ -375,16 +266,6 @@ def test_kept_bytes_are_those_of_the_header(loss_type, masked, softcap):
     assert kept == expected + scalars
     saved = {t.untyped_storage().data_ptr() for t in saved_tensors(loss.grad_fn)}
     assert {t.untyped_storage().data_ptr() for t in (h, w, y)} <= saved
-
-
-def saved_tensors(node):
-    """Tensors that a graph keeps, by its nodes' `saved_tensors` and `_saved_*` attributes."""
-    found = [*getattr(node, "saved_tensors", ())]
-    found += [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
-    for parent, _ in node.next_functions:
-        if parent is not None:
-            found += saved_tensors(parent)
-    return [t for t in found if torch.is_tensor(t)]
 
 
 def test_full_logits_keep_4_bytes_an_entry_and_peak_at_12():
@@ -415,8 +296,8 @@ def test_peak_is_that_of_the_header(n, v, d, chunk, frozen, softcap):
     y = torch.zeros(n, dtype=torch.long, device="meta")
     with Meter(h, w, y) as meter:  # meta tensors take the card's path; only their rows are given
         rows = torch.arange(n, device="meta")
-        options = (None, rows, chunk, 1.0, softcap, False)
-        loss = token_loss(chunked_loss._TokenLogprobs.apply(h, w, y, *options)[0], y)
+        options = (None, rows, chunk, 1.0, softcap)
+        loss = token_loss(chunked_loss._TokenLogprobs.apply(h, w, y, *options), y)
         loss.backward()
     c = min(chunk, n)
     logits = (6 if softcap is None else 10) * c * v

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memlab.models.build import build_meta, materialize
 from memlab.techniques import varlen_attention
-from memlab.techniques.chunked_loss import chunked_token_logprobs
+from memlab.techniques.chunked_logprobs import token_logprobs
 
 VOCABULARY = 60  # ids that the rows use; the model knows more
 
@@ -48,7 +48,7 @@ def full(h: Tensor, w: Tensor, y: Tensor, *, bias, logit_scale, softcap) -> Tens
 
 
 def chunked(h: Tensor, w: Tensor, y: Tensor, **head) -> Tensor:
-    return chunked_token_logprobs(h, w, y, chunk=7, **head)[0]
+    return token_logprobs(h, w, y, chunk=7, **head)
 
 
 def completion_logp(model: nn.Module, row: dict, prefix: str = "") -> Tensor:

@@ -35,35 +35,29 @@ def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's d
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, stats):
+    def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
         logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
-        entropy, top1 = torch.zeros_like(logp), torch.zeros_like(y, dtype=torch.bool)
         log_sum = logp.new_empty(len(rows))  # log of the sum of exp(logits), for backward
         for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
             z = _logits(h[at], w, bias, scale, softcap)
             top, label = z.amax(1), z.gather(1, y[at, None])[:, 0]
-            exp = z.sub_(top[:, None]).exp() if stats else z.sub_(top[:, None]).exp_()
-            log_total = exp.sum(1).log()
+            log_total = z.sub_(top[:, None]).exp_().sum(1).log()
             logp[at] = label - top - log_total
             log_sum_c.copy_(top + log_total)
-            if stats:
-                top1[at] = z.argmax(1) == y[at]
-                entropy[at] = log_total - exp.mul_(z).sum(1) / log_total.exp()
-            del z, exp  # or they would be alive beside the next chunk's
+            del z  # or it would be alive beside the next chunk's
         ctx.save_for_backward(h, w, y, bias, rows, log_sum)
         ctx.options = chunk, scale, softcap
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(entropy, top1)
-        return logp, entropy, top1
+        return logp
 
     @staticmethod
-    def backward(ctx, g, *_):  # (N,)
+    def backward(ctx, g):  # (N,)
         if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
             raise RuntimeError(
                 "create_graph=True: a chunked loss has no second derivatives; take cross_entropy"
             )
         if g is None:
-            return (None,) * 9
+            return (None,) * 8
         (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
         wide = w.dtype if len(rows) <= chunk else log_sum.dtype  # chunks add up in fp32
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
@@ -85,7 +79,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 db += dz.sum(0, dtype=db.dtype)
             del dz
         dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
-        return dh, dw, None, db, None, None, None, None, None
+        return dh, dw, None, db, None, None, None, None
 
 
 def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, softcap: float | None):
@@ -104,19 +98,6 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
         raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
 
 
-def chunked_token_logprobs(
-    h, w, y, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None, stats=False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy (nats) and top-1 hit (bool) of each label, all (N,), 0 where -100.
-
-    h (N, D), w (V, D), y (N,) int64, bias (V,). The last two need `stats`, and carry no gradient.
-    ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
-    """
-    _check(h, w, y, bias, chunk, softcap)
-    rows = (y != -100).nonzero()[:, 0]
-    return _TokenLogprobs.apply(h, w, y, bias, rows, chunk, logit_scale, softcap, stats)
-
-
 def token_loss(logp: Tensor, y: Tensor, *, loss_type="nll", num_items_in_batch=None) -> Tensor:
     """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step."""
     if loss_type not in ("nll", "dft"):
@@ -129,12 +110,16 @@ def token_loss(logp: Tensor, y: Tensor, *, loss_type="nll", num_items_in_batch=N
 def chunked_cross_entropy(
     h: Tensor, w: Tensor, y: Tensor, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None, **loss
 ) -> Tensor:
-    """Loss of a step, at least fp32; shapes and errors as above, `loss`: the options of token_loss.
+    """Loss of a step, at least fp32, of the log-probability of each label.
 
-    The logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
+    h (N, D), w (V, D), y (N,) int64, bias (V,); `loss`: the options of token_loss. The logits are
+    softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias). ValueError: shapes, y empty,
+    chunk, softcap, loss_type. TypeError: dtypes.
     """
-    head = {"bias": bias, "logit_scale": logit_scale, "softcap": softcap}
-    return token_loss(chunked_token_logprobs(h, w, y, chunk=chunk, **head)[0], y, **loss)
+    _check(h, w, y, bias, chunk, softcap)
+    rows = (y != -100).nonzero()[:, 0]
+    logp = _TokenLogprobs.apply(h, w, y, bias, rows, chunk, logit_scale, softcap)
+    return token_loss(logp, y, **loss)
 
 
 def cross_entropy(

@@ -1,0 +1,76 @@
+"""What the tests of chunked heads share: made inputs, gradients, and a count of bytes."""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    h = torch.randn(n, d, generator=rng, dtype=torch.float64).to(dtype)
+    w = torch.randn(v, d, generator=rng, dtype=torch.float64).to(dtype)
+    bias = torch.randn(v, generator=rng, dtype=torch.float64).to(dtype)
+    y = torch.randint(v, (n,), generator=rng)
+    y[torch.rand(n, generator=rng) < masked] = -100
+    return h, w, y, bias
+
+
+def run(loss, h, w, y, bias=None, **options):
+    """Value and gradients: loss, dh, dw and, with a bias, dbias."""
+    leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
+    value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
+    value.backward()
+    return [value.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def assert_same(a, b, tol):
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+def rounded(nbytes):
+    return -(-nbytes // 512) * 512
+
+
+class Meter(TorchDispatchMode):
+    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.live = self.peak = 0
+        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
+
+    def _drop(self, nbytes):
+        self.live -= nbytes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
+            if storage not in self.seen:
+                self.seen.add(storage)
+                nbytes = rounded(storage.nbytes())
+                self.live += nbytes
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._drop, nbytes)
+        return out
+
+    def __enter__(self):
+        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        self.threads.__exit__(*exc)
+        return super().__exit__(*exc)
+
+
+def saved_tensors(node):
+    """Tensors that a graph keeps, by its nodes' `saved_tensors` and `_saved_*` attributes."""
+    found = [*getattr(node, "saved_tensors", ())]
+    found += [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+    for parent, _ in node.next_functions:
+        if parent is not None:
+            found += saved_tensors(parent)
+    return [t for t in found if torch.is_tensor(t)]
