@@ -9,7 +9,8 @@ from datasets import Dataset
 from datasets import Image as ImageFeature
 
 from memlab.data import hub
-from memlab.data.hub import kind_of, load_rows, tokenize
+from memlab.data.encoding import kind_of, tokenize
+from memlab.data.hub import load_rows
 from memlab.data.tokenizer import train_tokenizer
 from memlab.errors import MemlabError
 
@@ -168,5 +169,5 @@ def test_images_are_refused_by_name(tiny):
         kind_of(Dataset.from_list([{"text": "a", "images": ["a.png"]}]))
     content = [{"type": "image"}]
     rows = Dataset.from_list([{"messages": [{"role": "user", "content": content}]}])
-    with pytest.raises(ValueError, match="an image in column messages: vision-language"):
+    with pytest.raises(ValueError, match="an image in a message: vision-language"):
         tokenize(rows, tiny, None)

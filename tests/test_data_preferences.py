@@ -38,11 +38,14 @@ def test_pairs_have_their_own_answer_and_the_next_rows():
 
 
 def test_scored_rows_have_the_prompt_in_front():
-    assert lists(scored_rows(ROWS)) == [
+    assert lists(scored_rows(preference_rows(ROWS))) == [
         {"chosen_ids": [1, 2, 3], "rejected_ids": [1, 5]},
         {"chosen_ids": [4, 5], "rejected_ids": [4, 11]},
         {"chosen_ids": [9, 10, 11], "rejected_ids": [9, 10, 2, 3]},
     ]
+    (alone,) = scored_rows([{"prompt_ids": [], "chosen_ids": [1], "rejected_ids": [2, 3]}])
+    assert {name: side.dtype for name, side in alone.items()} == dict.fromkeys(alone, np.int64)
+    assert lists([alone]) == [{"chosen_ids": [1], "rejected_ids": [2, 3]}]
 
 
 def test_every_second_answer_is_another_rows_and_undesirable():
@@ -89,7 +92,7 @@ def test_full_rows_are_full(count, length, seed, fill):
         masked = row["labels"] == IGNORE
         assert masked.tolist() == [True] * (length // 2) + [False] * (length - length // 2)
         assert np.array_equal(row["labels"][~masked], row["input_ids"][~masked])
-    scored = scored_rows(rows)
+    scored = scored_rows(preference_rows(rows))
     assert {len(side) for pair in scored for side in pair.values()} == {length}
     for row in binary_rows(rows):
         assert len(row["prompt_ids"]) + len(row["completion_ids"]) == length
@@ -131,12 +134,12 @@ def test_plain_text_is_refused(dataset):
 @pytest.mark.parametrize("labels", [[1, 2], [-100, -100], [1, -100]])
 def test_rows_without_a_prompt_or_an_answer_are_refused(labels):
     bad = {"input_ids": np.array([1, 2]), "labels": np.array(labels)}
-    for make in (preference_rows, scored_rows, binary_rows, prompt_rows):
+    for make in (preference_rows, binary_rows, prompt_rows):
         with pytest.raises(ValueError, match="row 1 is not a prompt"):
             make([ROWS[0], bad])
 
 
-@pytest.mark.parametrize("make", [preference_rows, scored_rows, binary_rows])
+@pytest.mark.parametrize("make", [preference_rows, binary_rows])
 def test_one_row_has_no_worse_answer(make):
     with pytest.raises(ValueError, match="1 rows: a rejected answer is another row's; give 2"):
         make(ROWS[:1])

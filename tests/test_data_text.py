@@ -80,6 +80,36 @@ def test_rows_of_each_kind():
     assert chats[2][2]["content"] == "text g"
 
 
+def test_rows_that_compare_judge_and_ask():
+    docs = [Doc("m", "", "about")] + [Doc(f"m.{c}", f"def {c}()", f"text {c}") for c in "abc"]
+    pairs = text.preference(docs)
+    assert pairs == [
+        {"prompt": "def a():\n", "chosen": "text a", "rejected": "text b"},
+        {"prompt": "def b():\n", "chosen": "text b", "rejected": "text c"},
+        {"prompt": "def c():\n", "chosen": "text c", "rejected": "text a"},
+    ]
+    judged = text.unpaired_preference(docs)
+    assert [tuple(row.values()) for row in judged] == [
+        ("def a():\n", "text a", True),
+        ("def b():\n", "text c", False),
+        ("def c():\n", "text c", True),
+    ]
+    assert text.prompt_only(docs) == [{"prompt": row["prompt"]} for row in pairs]
+    with pytest.raises(ValueError, match="1 docs with a signature"):
+        text.preference(docs[:2])
+    assert text.conversational(judged)[1] == {
+        "prompt": [{"role": "user", "content": "def b():\n"}],
+        "completion": [{"role": "assistant", "content": "text c"}],
+        "label": False,
+    }
+    (_, pair, _) = text.conversational(pairs)
+    assert [message["role"] for side in pair.values() for message in side] == [
+        "user",
+        "assistant",
+        "assistant",
+    ]
+
+
 def test_installed_packages_give_prose_once_each():
     docs = text.docstrings()
     assert docs is text.docstrings()

@@ -114,7 +114,7 @@ def expected(trainer: str, rows: list, step: int, count: int, max_length: int, m
             left = drawn(truncate_dpo(preference_rows(rows), max_length, truncation_mode=mode))
             return [(joined(row, "chosen_"), joined(row, "rejected_")) for row in left]
         case "reward":
-            left = drawn(truncate_reward(scored_rows(rows), max_length))
+            left = drawn(truncate_reward(scored_rows(preference_rows(rows)), max_length))
             sides = [
                 [row[f"{side}_ids"].tolist() for side in ("chosen", "rejected")] for row in left
             ]

@@ -104,7 +104,7 @@ def _measure() -> dict[str, Any]:
     """What `lengths.json` holds, from the docstrings of the installed packages."""
     from datasets import Dataset  # only this command needs the heavy libraries
 
-    from memlab.data import hub, text
+    from memlab.data import encoding, text
     from memlab.data.tokenizer import load_tokenizer
 
     docs = text.docstrings()
@@ -118,7 +118,7 @@ def _measure() -> dict[str, Any]:
     }
     for kind, strings in by_kind.items():
         sample = shuffled(strings, seed=0)[: _COUNTS[kind]]
-        tokens = hub.tokenize(Dataset.from_list(sample), load_tokenizer(), _LONGEST)
+        tokens = encoding.tokenize(Dataset.from_list(sample), load_tokenizer(), _LONGEST)
         measured[kind] = [_item([label != -100 for label in row]) for row in tokens["labels"]]
     return measured | {"chat_like": chat_like(_COUNTS["chat_like"])}
 

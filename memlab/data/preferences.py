@@ -6,7 +6,7 @@ prompt is what stands before the first label, the answer is the first span of la
 answer is the next row's (for the last row the first one's).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -68,15 +68,12 @@ def preference_rows(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def scored_rows(rows: Sequence[Row]) -> list[Row]:
-    """Reward's pairs: `chosen_ids` and `rejected_ids` of `preference_rows`, each after the prompt.
-
-    Raises as `preference_rows`.
-    """
-    names = ("chosen_ids", "rejected_ids")
+def scored_rows(pairs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Reward's pairs from those of DPO: `chosen_ids` and `rejected_ids`, each after its prompt."""
+    sides = ("chosen_ids", "rejected_ids")
     return [
-        {name: np.concatenate([pair["prompt_ids"], pair[name]]) for name in names}
-        for pair in preference_rows(rows)
+        {side: np.array([*pair["prompt_ids"], *pair[side]], np.int64) for side in sides}
+        for pair in pairs
     ]
 
 

@@ -12,12 +12,12 @@ import json
 import platform
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memlab.data.disk import cached_json
 from memlab.errors import MemlabError
@@ -96,6 +96,51 @@ def prompt_completion(docs: Iterable[Doc]) -> list[dict[str, str]]:
     return [
         {"prompt": f"{doc.signature}:\n", "completion": doc.text} for doc in docs if doc.signature
     ]
+
+
+def preference(docs: Iterable[Doc]) -> list[dict[str, str]]:
+    """Rows {"prompt", "chosen", "rejected"}: a signature, its documentation string, another's.
+
+    The rejected answer is that of the next row; the last row's that of the first. Raises ValueError
+    for fewer than two docs with a signature.
+    """
+    rows = prompt_completion(docs)
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} docs with a signature: a worse answer is another's; give 2")
+    return [
+        {"prompt": row["prompt"], "chosen": row["completion"], "rejected": other["completion"]}
+        for row, other in zip(rows, rows[1:] + rows[:1], strict=True)
+    ]
+
+
+def unpaired_preference(docs: Iterable[Doc]) -> list[dict[str, Any]]:
+    """Rows {"prompt", "completion", "label"}: is it the signature's own documentation string?
+
+    Rows 0, 2, 4 ... have their own and label True, the others that of the next row. Raises as
+    `preference`.
+    """
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row, side in zip(preference(docs), cycle(("chosen", "rejected")), strict=False)
+    ]
+
+
+def prompt_only(docs: Iterable[Doc]) -> list[dict[str, str]]:
+    """Rows {"prompt"}: the signatures alone; modules are left out."""
+    return [{"prompt": row["prompt"]} for row in prompt_completion(docs)]
+
+
+def conversational(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with each string as one chat message: a prompt is the user's, the rest the
+    assistant's. Other values stay.
+    """
+    return [{name: _message(name, value) for name, value in row.items()} for row in rows]
+
+
+def _message(column: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return [{"role": "user" if column == "prompt" else "assistant", "content": value}]
 
 
 def chat(docs: Iterable[Doc]) -> list[dict[str, list[dict[str, str]]]]:

@@ -129,7 +129,7 @@ def _cut(recipe: Recipe, whole: Sequence[Row], max_length: int | None) -> list[R
             mode = recipe.truncation_mode
             return truncation.truncate_dpo(preference_rows(whole), max_length, truncation_mode=mode)
         case "reward":
-            return truncation.truncate_reward(scored_rows(whole), max_length)
+            return truncation.truncate_reward(scored_rows(preference_rows(whole)), max_length)
         case "kto":  # cut in `_content`, when each row has another one's completion beside it
             return [row for row in binary_rows(whole) if truncation.truncate_kto([row], max_length)]
         case "gkd":
