@@ -2,11 +2,11 @@
 
 Computes  the generalized JSD of teacher and student over the rows whose label is not -100, divided
           by the labels of the whole step (beta 0: KL(teacher || student), 1: the other way round)
-Without   two (N, V) of logits: C rows of each at a time, 64 of those in fp32; -100 rows never
+Without   both (N, V) of logits: C rows at a time, 2**23 logits of them in fp32; -100 rows never
 Memory    kept for backward, bf16, H = 2*(N+V)*D of both models: 24*N*V + H -> H + 8*n
-          (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*64*V:
+          (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*min(C*V, 2**23):
           40*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n, dw being summed in fp32 (n <= C or a frozen
-          head: X + 2*C*D + 8*n; softcap: 4*64*V more, a beta of 0 or 1: 16*64*V less)
+          head: X + 2*C*D + 8*n); 36 is 20 where beta is 0 or 1; 40 and 24 with a softcap
 Use       loss = divergence(h, w, y, teacher={"h": h_t, "w": w_t}, num_items_in_batch=items)
           loss.backward()  # gradients of the student's h, w, bias only
 Price     both logits products run once more, in backward: six products, full logits take four
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WIDE_ROWS = 64  # of a chunk that are in fp32 at once, with what autograd keeps of them
+WIDE = 2**23  # logits of a chunk in fp32 at once, with what autograd keeps of them
 
 
 def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the head's dtype
@@ -29,8 +29,7 @@ def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the hea
 
 
 def _log_softmax(z, scale, softcap) -> Tensor:  # (S, V) -> (S, V), at least fp32
-    x = z.to(torch.promote_types(z.dtype, torch.float32))
-    x = x if scale == 1 else x * scale
+    x = z.to(torch.promote_types(z.dtype, torch.float32)) * scale
     x = x if softcap is None else (x / softcap).tanh() * softcap
     return x.log_softmax(1)
 
@@ -56,13 +55,13 @@ def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's d
 
 class _ByChunks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, h, w, bias, rows, teacher_h, teacher_w, teacher_bias, chunk, options):
+    def forward(ctx, h, w, bias, rows, teacher_h, teacher_w, teacher_bias, chunk, s, options):
         ctx.save_for_backward(h, w, bias, rows, teacher_h, teacher_w, teacher_bias)
-        ctx.options = chunk, options
+        ctx.options = chunk, s, options
         found = []
         for at in rows.split(chunk):
             z, z_teacher = _logits(h[at], w, bias), _logits(teacher_h[at], teacher_w, teacher_bias)
-            for part in zip(z.split(WIDE_ROWS), z_teacher.split(WIDE_ROWS), strict=True):
+            for part in zip(z.split(s), z_teacher.split(s), strict=True):
                 found.append(_of_logits(*part, *options).sum())
             del z, z_teacher, part  # or they would be alive beside the next chunk's
         return torch.stack(found).sum()
@@ -71,7 +70,7 @@ class _ByChunks(torch.autograd.Function):
     def backward(ctx, g):  # ()
         if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
             raise RuntimeError("create_graph=True: no second derivatives; take full_divergence")
-        (h, w, bias, rows, *teacher), (chunk, options) = ctx.saved_tensors, ctx.options
+        (h, w, bias, rows, *teacher), (chunk, s, options) = ctx.saved_tensors, ctx.options
         wide = torch.promote_types(w.dtype, torch.float32)
         wide_dw = w.dtype if len(rows) <= chunk else wide  # chunks add up in fp32
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
@@ -80,7 +79,7 @@ class _ByChunks(torch.autograd.Function):
         for at in rows.split(chunk):
             h_c = h[at].to(w.dtype)
             z, z_teacher = _logits(h_c, w, bias), _logits(teacher[0][at], *teacher[1:])
-            for z_s, z_t in zip(z.split(WIDE_ROWS), z_teacher.split(WIDE_ROWS), strict=True):
+            for z_s, z_t in zip(z.split(s), z_teacher.split(s), strict=True):
                 with torch.enable_grad():  # logits become their gradient
                     leaf = z_s.detach().requires_grad_()
                     total = _of_logits(leaf, z_t, *options).sum()
@@ -94,7 +93,7 @@ class _ByChunks(torch.autograd.Function):
                 db += z.sum(0, dtype=db.dtype)
             del z, z_s, leaf, total
         dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
-        return dh, dw, db, *[None] * 6
+        return dh, dw, db, *[None] * 7
 
 
 def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
@@ -137,7 +136,8 @@ def divergence(
     these names, its D may differ. y (N,) int64: only -100 matters. ValueError: shapes, values.
     """
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
-    total = _ByChunks.apply(*student, (y != -100).nonzero()[:, 0], *other, chunk, options)
+    sizes = (chunk, max(1, WIDE // len(w)))
+    total = _ByChunks.apply(*student, (y != -100).nonzero()[:, 0], *other, *sizes, options)
     return _divided(total, y, num_items_in_batch)
 
 

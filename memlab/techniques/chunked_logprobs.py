@@ -1,11 +1,12 @@
 """Chunked log-probabilities: what preference and policy losses need of the logits, not the logits.
 
 Computes  log p(y) of each row, for DPO, KTO, GRPO or RLOO; entropy and top-1 hit on request
-Without   the (N, V) logits: C rows of them at a time, 64 of those in fp32; -100 rows never
+Without   the (N, V) logits: C rows at a time, 2**24 logits of them in fp32; -100 rows never
 Memory    bytes kept for backward, bf16: 4*N*V + 2*(N+V)*D + 8*N -> 2*(N+V)*D + 8*N + 8*n
-          (n rows are labelled). Peak above h, w, y, dh, dw, with X = 2*C*V + 12*64*V:
-          12*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n + 4*N, dw being summed in fp32
-          (n <= C or a frozen head: X + 2*C*D + 8*n + 4*N; softcap: 4*64*V more)
+          (n rows are labelled). Peak above h, w, y, the result, dh, dw, with
+          X = 2*C*V + 12*min(C*V, 2**24), dw being summed in fp32:
+          12*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n
+          (n <= C or a frozen head: X + 2*C*D + 8*n); 12 is 16 with a softcap
 Use       logp = token_logprobs(hidden.flatten(0, 1), head.weight, labels.flatten())
           logp.sum().backward()  # labels[b, t] is the word that follows hidden[b, t]
 Price     the logits product runs once more, in backward: four products, full logits take three
@@ -18,11 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WIDE_ROWS = 64  # of a chunk that are in fp32 at once, with what autograd keeps of them
+WIDE = 2**24  # logits of a chunk in fp32 at once, with what autograd keeps of them
 
 
 def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the head's dtype
     return F.linear(h.to(w.dtype), w, None if bias is None else bias.to(w.dtype))
+
+
+def _parts(z, *columns) -> list[tuple[Tensor, ...]]:  # (C, V), (C,): of S rows, so many at once
+    return [x.split(max(1, WIDE // z.shape[1])) for x in (z, *columns)]
 
 
 def _of_logits(z, y, scale, softcap, stats=False) -> tuple[Tensor, ...]:  # (S, V), (S,) -> (S,)
@@ -46,7 +51,7 @@ class _ByChunks(torch.autograd.Function):
         found = []
         for at in rows.split(chunk):
             z = _logits(h[at], w, bias)
-            for z_s, y_s in zip(z.split(WIDE_ROWS), y[at].split(WIDE_ROWS), strict=True):
+            for z_s, y_s in zip(*_parts(z, y[at]), strict=True):
                 found.append(_of_logits(z_s, y_s, scale, softcap, stats))
             del z, z_s  # or they would be alive beside the next chunk's
         columns = [torch.cat(values) for values in zip(*found, strict=True)]
@@ -71,9 +76,8 @@ class _ByChunks(torch.autograd.Function):
         for at in rows.split(chunk):
             h_c = h[at].to(w.dtype)
             z = _logits(h_c, w, bias)
-            parts = (x.split(WIDE_ROWS) for x in (z, y[at], g[at]))
-            for z_s, y_s, g_s in zip(*parts, strict=True):  # logits become their gradient
-                with torch.enable_grad():
+            for z_s, y_s, g_s in zip(*_parts(z, y[at], g[at]), strict=True):
+                with torch.enable_grad():  # logits become their gradient
                     leaf = z_s.detach().requires_grad_()
                     z_s.copy_(torch.autograd.grad(_of_logits(leaf, y_s, *options), leaf, g_s)[0])
             if dh is not None:
