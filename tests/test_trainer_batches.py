@@ -1,8 +1,6 @@
 """From a recipe of any trainer to its steps: the rows that truncation leaves, in seeded order."""
 
-from dataclasses import asdict
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,8 @@ from memlab.data.preferences import (
 )
 from memlab.experiments import Recipe
 from memlab.experiments.batching import micro_batches
-from memlab.experiments.trainer_batches import ONLINE, last_step, step_batches
+from memlab.experiments.rules import OF_SOME, ONLINE
+from memlab.experiments.trainer_batches import last_step, step_batches
 from memlab.models.build import build_meta, materialize
 from memlab.models.head import head_parts
 from memlab.models.score import build_score_meta, score_parts
@@ -60,10 +59,10 @@ def _short_rows():
         yield
 
 
-def recipe_of(**switches: Any) -> Any:
-    known = {**asdict(Recipe()), "max_completion_length": 256, "num_generations": None}
-    known |= {"dataset": "chat", "max_length": 20, **switches}
-    return SimpleNamespace(**known, flattened=known["padding_free"])
+def recipe_of(*, trainer: str = "sft", **switches: Any) -> Recipe:
+    """A recipe with those of the switches that the trainer has."""
+    has = {k: v for k, v in switches.items() if trainer in OF_SOME.get(k, (trainer,))}
+    return Recipe.of(trainer=trainer, **{"dataset": "chat", "max_length": 20, **has})
 
 
 def made(count: int = 1, *, vocab_size: int = 97, fill: Any = "text", **switches: Any) -> list:
@@ -177,8 +176,9 @@ def test_rows_are_those_that_truncation_leaves(
 
 @pytest.mark.parametrize("trainer", ONLINE)
 def test_a_step_of_an_online_trainer_is_its_prompts(trainer):
-    switches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    steps = made(2, trainer=trainer, num_generations=2, seed=1, max_length=2, **switches)
+    switches: dict = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    switches |= {"num_generations": 2, "max_length": 8, "max_completion_length": 4}
+    steps = made(2, trainer=trainer, seed=1, **switches)
     size = 8 if trainer == "online_dpo" else 4
     prompts = prompt_rows(prompted_rows("chat", vocab_size=97, seed=1))
     order = shuffled([row["prompt_ids"].tolist() for row in prompts], 1)
@@ -210,7 +210,7 @@ def test_full_rows_are_max_length_tokens_for_every_trainer(length, fill):
         (step,) = made(1, trainer=trainer, fill=fill, **full, **switches)
         assert {len(prompt) for prompt in step} == {1}
     (step,) = made(1, trainer="online_dpo", **{**full, "max_length": 300})
-    assert [len(prompt) for prompt in step] == [44, 44]
+    assert [len(prompt) for prompt in step] == [300 - 64] * 2  # 64 is the trainer's own
 
 
 def test_one_full_pair_has_two_answers():
@@ -223,7 +223,7 @@ def test_one_full_pair_has_two_answers():
 
 
 def test_sft_steps_are_its_micro_batches():
-    recipe: Any = recipe_of(trainer="sft", gradient_accumulation_steps=2, packing=False)
+    recipe = recipe_of(gradient_accumulation_steps=2)
     steps = step_batches(recipe, count=2, vocab_size=97)
     flat = micro_batches(recipe, count=4, vocab_size=97)
     assert [len(step) for step in steps] == [2, 2]
@@ -233,7 +233,7 @@ def test_sft_steps_are_its_micro_batches():
 
 @pytest.mark.parametrize("trainer", [*OFFLINE, *ONLINE, "sft"])
 def test_the_measured_step_is_the_last(trainer):
-    recipe: Any = recipe_of(trainer=trainer, max_steps=3, num_generations=2, seed=1)
+    recipe = recipe_of(trainer=trainer, max_steps=3, num_generations=2, seed=1)
     last = last_step(recipe)
     wanted = step_batches(recipe, count=3, vocab_size=1, fill="zeros")[2]
     for one, other in zip(last, wanted, strict=True):
@@ -250,7 +250,7 @@ def test_plain_text_is_refused(trainer, dataset):
         match=rf"dataset='{dataset}' with trainer='{trainer}': plain text has no prompts; "
         "give 'full' or 'prompt_completion' or 'chat'",
     ):
-        made(trainer=trainer, dataset=dataset, per_device_train_batch_size=8)
+        made(trainer=trainer, dataset=dataset)
 
 
 # dpo, kto: the shortest prompt and a token; reward: its longer answer too; gkd: the shortest answer
@@ -276,7 +276,7 @@ def test_no_room_for_a_prompt_is_refused():
         ValueError,
         match=r"max_length=256 with max_completion_length=256: .* give a max_length above 256",
     ):
-        made(trainer="grpo", dataset="full", max_length=256, per_device_train_batch_size=8)
+        made(trainer="grpo", dataset="full", max_length=256)
 
 
 def test_completions_that_are_no_whole_groups_are_refused():
@@ -285,7 +285,7 @@ def test_completions_that_are_no_whole_groups_are_refused():
         match="per_device_train_batch_size=4 times gradient_accumulation_steps=3: 12 completions, "
         "not a multiple of num_generations=8; give 16 completions",
     ):
-        made(trainer="grpo", per_device_train_batch_size=4, gradient_accumulation_steps=3)
+        made(trainer="grpo", num_generations=8, gradient_accumulation_steps=3)
 
 
 TRAIN: dict[str, Any] = {
