@@ -92,7 +92,7 @@ def check_kernels(dtype: torch.dtype, v: int, scale: float, softcap: float | Non
     assert not mine[4].any()
     inside = (y >= first) & (y < first + v)
     hit = mine[inside, (y - first)[inside]].float() * weight[inside].sign()
-    assert (hit <= 1e-6).all()  # p - 1
+    assert (hit <= 1e-5).all()  # p - 1
 
 
 def check_extremes(v: int, device: str) -> None:
@@ -114,10 +114,10 @@ def check_extremes(v: int, device: str) -> None:
 
 
 def check_whole_loss(
-    dtype: torch.dtype, options: dict[str, Any], frugal: bool, device: str, times: float
+    dtype: torch.dtype, options: dict[str, Any], frugal: bool, device: str
 ) -> None:
-    """The loss through the kernels is the loss through their twins; in bf16, at most `times` as
-    far from fp64."""
+    """The loss through the kernels is the loss through their twins, or in half precision as far
+    from fp64."""
     h, w, y, bias = inputs(37, 5003, 16, dtype, masked=0.4, device=device)
     h, w, found = h * 0.5, w * 0.5, {}
     for kind in ("triton", "torch"):
@@ -131,10 +131,10 @@ def check_whole_loss(
         assert max(errors(found["triton"], exact)) < 3e-6
     else:
         for mine, twin in zip(*(errors(x, exact) for x in found.values()), strict=True):
-            assert mine <= times * twin + 1e-6
+            assert mine <= 1.02 * twin + 1e-6
 
 
-def check_all(device: str, *, whole: list[tuple[torch.dtype, dict]], times: float) -> None:
+def check_all(device: str, *, whole: list[tuple[torch.dtype, dict]]) -> None:
     """Kernels, extremes, and the whole loss for the (dtype, options) of `whole`, in both modes."""
     for dtype in TOLERANCES:
         for v in (1, 7, 130, 4097, 9001):
@@ -144,11 +144,10 @@ def check_all(device: str, *, whole: list[tuple[torch.dtype, dict]], times: floa
         check_extremes(v, device)
     for dtype, options in whole:
         for frugal in (False, True):
-            check_whole_loss(dtype, options, frugal, device, times)
+            check_whole_loss(dtype, options, frugal, device)
 
 
 if __name__ == "__main__":
-    few = [(torch.float32, OPTIONS[4]), (torch.bfloat16, OPTIONS[0])]
-    # the interpreter rounds bf16 towards 0, a card to the nearest
-    check_all("cpu", whole=few, times=3)
+    # not bf16: the interpreter rounds it towards 0, a card to the nearest
+    check_all("cpu", whole=[(torch.float32, OPTIONS[4]), (torch.float16, OPTIONS[0])])
     print("kernels equal their twins")

@@ -22,8 +22,8 @@ def drawn(n: int, v: int, d: int, *, masked: float = 0.0):
 
 
 def test_compiled_kernels_equal_their_twins() -> None:
-    whole = [(dtype, options) for dtype in list(TOLERANCES)[:2] for options in OPTIONS]
-    check_all("cuda", whole=whole, times=1.02)
+    whole = [(dtype, options) for dtype in TOLERANCES for options in OPTIONS]
+    check_all("cuda", whole=whole)
 
 
 @pytest.mark.parametrize("v", [32_768, 128_256, 151_936, 262_144])
@@ -62,6 +62,14 @@ def test_gradients_are_as_exact_as_those_of_full_logits(
     assert fused[0] <= 1.1 * full[0] + 1e-6
     for mine, theirs in zip(fused[1:], full[1:], strict=True):
         assert mine <= 1.1 * theirs
+
+
+@MODES
+def test_every_label_masked(frugal: bool) -> None:
+    h, w, y = drawn(64, 1000, 32, masked=1.0)
+    value, *grads = run(fused_cross_entropy, h, w, y, frugal=frugal)
+    assert value == 0
+    assert all(not g.any() for g in grads)
 
 
 def test_token_logprobs_carry_any_gradient() -> None:

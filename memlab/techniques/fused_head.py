@@ -4,12 +4,12 @@ Computes  F.cross_entropy((h @ w.T).float(), y) over the n labels that are not -
 Without   the (N, V) logits, an fp32 copy of any of them or of w, and the product run again
 Memory    bytes kept for backward: 4*N*V + 2*(N+V)*D + 8*N -> 4*(n+V)*D + 8*n (frozen w: no V);
           peak above h, w, y, dh, dw, with n = N and G = 2*(N+V)*D (frozen w: 2*N*D):
-          12*N*V -> max(2*C*(V+D), G) + G.   Frugal: kept 2*(N+V)*D + 8*N + 12*n,
-          peak max(2*C*V, 2*N*D) + 4*N*D, logits of C rows or as many of a tile of words
+          12*N*V -> max(2*C*(V+D), G) + G.   Frugal: a tile of words instead of C rows, as many
+          logits, the last one kept: kept 2*(N+V)*D + 8*N + 12*n + 2*C*V, peak 2*C*V + 4*N*D
 Use       loss = fused_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
           loss.backward()  # labels[b, t] is the word that follows hidden[b, t]
-Price     three products, as full logits, and 6*n*V bytes of traffic between them; frugal takes a
-          fourth product, and no fp32 gradient of w
+Price     three products, as full logits, and 6*n*V bytes of traffic between them; frugal makes
+          all tiles but one twice (4 - C/n products), and needs no fp32 gradient of w
 Source    Liger-Kernel (arXiv 2410.10989) for gradients in the forward pass; Wijmans et al. 2024
 Unlike    Liger: dw is summed in fp32 (theirs by default in w's dtype), -100 rows reach no product,
           the scale may be any; off CUDA the torch twins. Apache-2.0; torch 2.11 to 2.13
@@ -25,7 +25,7 @@ try:
 except ImportError:  # macOS, Windows
     triton = None
 
-BLOCK = 4096  # logits that one program holds at a time
+BLOCK = 8192  # numbers that one program holds at a time
 
 
 def log_sums_torch(z: Tensor, scale: float, softcap: float | None) -> Tensor:
@@ -82,6 +82,11 @@ if triton is not None:
             d *= 1 - (x / cap) * (x / cap)
         tl.store(z + row * v + at, d * (tl.load(weight + row) * scale), mask=at < v)
 
+    @triton.jit
+    def _scale(x, g, out, size, BLOCK: tl.constexpr):
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, mask=at < size) * tl.load(g), mask=at < size)
+
 
 def log_sums_triton(z: Tensor, scale: float, softcap: float | None) -> Tensor:
     """`log_sums_torch` in one reading of z, which must be contiguous."""
@@ -110,13 +115,15 @@ def _kind(z: Tensor) -> str:
     return "triton" if triton and z.is_cuda and z.dtype != torch.float64 else "torch"
 
 
-def _logprobs(z, y, scale, softcap) -> tuple[Tensor, Tensor]:  # of the labels, and log_sum
-    label = _capped(z.gather(1, y[:, None])[:, 0], scale, softcap)  # raises for y outside V
+def _log_sums(z, scale, softcap) -> Tensor:
     kind = _kind(z)
     if kind == "shapes":
-        return label, torch.empty_like(label)
-    log_sum = (log_sums_triton if kind == "triton" else log_sums_torch)(z, scale, softcap)
-    return label - log_sum, log_sum
+        return z.new_empty(len(z), dtype=torch.float32)
+    return (log_sums_triton if kind == "triton" else log_sums_torch)(z, scale, softcap)
+
+
+def _label_logits(z, y, scale, softcap) -> Tensor:  # raises for y outside of z
+    return _capped(z.gather(1, y[:, None])[:, 0], scale, softcap)
 
 
 def _to_gradient(z, *rest) -> None:
@@ -149,7 +156,8 @@ class _MadeInForward(torch.autograd.Function):
             at = rows[first : first + chunk]
             h_c, y_c = h[at].to(w.dtype), y[at]
             z = _raw(h_c, w, bias)
-            logp, log_sum = _logprobs(z, y_c, scale, softcap)
+            log_sum = _log_sums(z, scale, softcap)
+            logp = _label_logits(z, y_c, scale, softcap) - log_sum
             weight = logp.exp() if dft else torch.ones_like(logp)
             total -= (weight * logp).sum()
             if for_h or for_w or for_b:
@@ -176,19 +184,25 @@ class _MadeInForward(torch.autograd.Function):
 
 
 class _Recomputed(torch.autograd.Function):
-    """Log-probabilities; backward goes through the words, tile by tile, each with all its rows."""
+    """Log-probabilities, through the words, tile by tile, each with all its rows; the last tile
+    waits for backward, which makes the others again."""
 
     @staticmethod
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
         logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
-        log_sum = logp.new_empty(len(rows))
-        for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
-            z = _raw(h[at].to(w.dtype), w, bias)
-            logp[at], sums = _logprobs(z, y[at], scale, softcap)
-            log_sum_c.copy_(sums)
-            del z
+        h_n, y_n = h[rows].to(w.dtype), y[rows]
+        log_sum = logp.new_full((len(rows),), -float("inf"))
+        label, z = w[:, 0].gather(0, y_n).to(logp.dtype), None  # raises for y outside V
+        for here in _tiles(len(w), len(rows), chunk):
+            z = None  # or it would be alive beside the next tile
+            z = _raw(h_n, w[here], None if bias is None else bias[here])
+            log_sum = torch.logaddexp(log_sum, _log_sums(z, scale, softcap))
+            at, last = y_n - here.start, z.shape[1] - 1
+            found = _label_logits(z, at.clamp(0, last), scale, softcap)
+            label = torch.where((at < 0) | (at > last), label, found)
+        logp[rows] = label - log_sum
         ctx.save_for_backward(h, w, y, bias, rows, log_sum)
-        ctx.options = chunk, scale, softcap
+        ctx.options, ctx.tile = (chunk, scale, softcap), z
         return logp
 
     @staticmethod
@@ -200,21 +214,27 @@ class _Recomputed(torch.autograd.Function):
         dh = torch.zeros_like(h_n, dtype=log_sum.dtype) if for_h else None
         dw = torch.empty_like(w) if for_w else None
         db = torch.empty_like(bias) if for_b else None
-        words = max(chunk * len(w) // max(len(rows), 1) // 256, 1) * 256  # a tile: chunk * V logits
-        for first in range(0, len(w), words):
-            here = slice(first, first + words)
-            z = _raw(h_n, w[here], None if bias is None else bias[here])
-            _to_gradient(z, y_n, log_sum, weight, first, scale, softcap)
+        z, ctx.tile = ctx.tile, None  # a second backward makes it again
+        for here in reversed(_tiles(len(w), len(rows), chunk)):
+            if z is None:
+                z = _raw(h_n, w[here], None if bias is None else bias[here])
+            _to_gradient(z, y_n, log_sum, weight, here.start, scale, softcap)
             if dh is not None:
                 _product(dh, z, w[here], add=True)
             if dw is not None:
                 torch.mm(z.T, h_n, out=dw[here])
             if db is not None:
                 db[here] = z.sum(0, dtype=log_sum.dtype)
-            del z
+            z = None
         if dh is not None:
             dh = h.new_zeros(h.shape).index_copy_(0, rows, dh.to(h.dtype))
         return dh, dw, None, db, *[None] * 4
+
+
+def _tiles(words: int, rows: int, chunk: int) -> list[slice]:  # of about chunk * words logits
+    count = max(-(-rows // chunk), 1)
+    size = -(-words // count // 256) * 256
+    return [slice(first, first + size) for first in range(0, words, size)]
 
 
 def _raw(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V)
@@ -222,7 +242,14 @@ def _raw(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V)
 
 
 def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded once
-    return x if x is None else torch.mul(x, g, out=torch.empty_like(x, dtype=dtype))
+    if x is None:
+        return None
+    out = torch.empty_like(x, dtype=dtype)
+    if _kind(x) != "triton":  # torch's kernel for two dtypes is slow: 1.5 TB/s on an H200
+        return torch.mul(x, g, out=out)
+    with torch.cuda.device_of(x):
+        _scale[(-(-x.numel() // BLOCK),)](x, g, out, x.numel(), BLOCK=BLOCK, num_warps=8)
+    return out
 
 
 def _refuse_second_derivative() -> None:
@@ -247,12 +274,12 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
 
 
 def fused_token_logprobs(
-    h: Tensor, w: Tensor, y: Tensor, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None
+    h: Tensor, w: Tensor, y: Tensor, *, chunk=2048, bias=None, logit_scale=1.0, softcap=None
 ) -> Tensor:
     """Log-probability of each label, (N,), at least fp32, 0 where -100; what frugal builds on.
 
-    h (N, D), w (V, D), y (N,) int64, bias (V,). A chunk of rows in forward, and as many logits of
-    a tile of words in backward. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
+    h (N, D), w (V, D), y (N,) int64, bias (V,). A tile of words holds as many logits as `chunk`
+    rows do. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
     """
     _check(h, w, y, bias, chunk, softcap)
     rows = (y != -100).nonzero()[:, 0]
@@ -274,12 +301,13 @@ def fused_cross_entropy(
 ) -> Tensor:
     """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step.
 
-    Shapes and errors as above; `chunk` None: 2048 rows, 1024 with a frozen head or frugal. The
-    logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
+    Shapes and errors as above; `chunk` None: 3072 rows, 1024 with a frozen head, frugal 2048.
+    The logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
     """
     if loss_type not in ("nll", "dft"):
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
-    chunk = chunk if chunk is not None else 2048 if w.requires_grad and not frugal else 1024
+    if chunk is None:
+        chunk = 2048 if frugal else 3072 if w.requires_grad else 1024
     head = {"bias": bias, "logit_scale": logit_scale, "softcap": softcap}
     if frugal:
         logp = fused_token_logprobs(h, w, y, chunk=chunk, **head)

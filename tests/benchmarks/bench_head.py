@@ -6,7 +6,9 @@ Three shapes: a trained head, a frozen one, and half of the labels masked. Sides
 heads of TRL, Liger and cut-cross-entropy where installed, memlab's, and bare products. `extra` is
 peak memory above what was allocated before the call, gradients of an earlier call included in that;
 an error is that of a gradient against fp64, |x - exact| / |exact|, and beside it its ratio to the
-error of full logits. Prints a table a shape, and one JSON line, as
+error of full logits. A side is timed after WARM seconds of its own calls: a card lowers its clocks
+under products and raises them under lighter work, so that calls in turns would profit, or suffer,
+from the side before. Prints a table a shape, and one JSON line, as
 notebooks/measured/benchmarks.jsonl keeps them.
 """
 
@@ -16,6 +18,7 @@ import argparse
 import datetime
 import json
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -29,6 +32,7 @@ from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
 from memlab.techniques.fused_head import fused_cross_entropy
 
 MIB = 2**20
+WARM = 0.15  # seconds
 
 
 class Shape(NamedTuple):
@@ -169,15 +173,19 @@ class Side:
             for g, e in zip(grads, exact, strict=True)
         ]
 
-    def time(self) -> None:
-        """Append the milliseconds of one call."""
+    def time(self, calls: int = 4) -> None:
+        """Append the milliseconds of a call, the mean of a few without a pause."""
+        until = time.perf_counter() + WARM
+        while time.perf_counter() < until:
+            self.run()
+            torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
         start.record()
-        self.run()
+        for _ in range(calls):
+            self.run()
         end.record()
         torch.cuda.synchronize()
-        self.times.append(start.elapsed_time(end))
+        self.times.append(start.elapsed_time(end) / calls)
 
 
 def measure(shape: Shape, chunks: list[int], repeats: int) -> dict[str, dict[str, Any]]:
@@ -197,12 +205,12 @@ def measure(shape: Shape, chunks: list[int], repeats: int) -> dict[str, dict[str
     runs["products"], table["products"] = Side(products, h, w, y), {}
     for name, run in runs.items():
         table[name]["extra_mib"] = round(run.extra(), 1)
-    for _ in range(repeats + 2):  # in turns, so that all see the same clocks
+    for _ in range(repeats):  # in turns: the room is as warm for all
         for run in runs.values():
             run.time()
-    bare = statistics.median(runs["products"].times[2:])
+    bare = statistics.median(runs["products"].times)
     for name, run in runs.items():
-        ms = statistics.median(run.times[2:])
+        ms = statistics.median(run.times)
         table[name] |= {"ms": round(ms, 2), "ratio": round(ms / bare, 3)}
     return table
 
@@ -231,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--chunks", nargs="*", type=int, default=[], help="more rows a chunk")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     found = {}
     for name in options.shapes:
