@@ -49,6 +49,25 @@ teacher = {"h": torch.randn(3, 2), "w": torch.randn(9, 2)}
 divergence(h, w, torch.tensor([1, -100, 8]), teacher=teacher).backward()
 assert h.grad[2].any() and not h.grad[1].any() and w.grad is not None
 """,
+    "liger": """
+import torch
+from liger import cross_entropy
+h, w, y = torch.ones(2, 3), torch.ones(5, 3), torch.tensor([1, -100])
+try:
+    cross_entropy(h, w, y)
+except ValueError as error:
+    assert "use_liger_kernel=True on 'cpu'" in str(error)
+else:
+    raise AssertionError
+""",
+    "liger_losses": """
+import importlib.util, torch
+from liger_losses import jsd
+h, w, y = torch.randn(2, 3, requires_grad=True), torch.randn(5, 3), torch.tensor([1, -100])
+if importlib.util.find_spec("liger_kernel"):
+    jsd(h, w, y, teacher={"h": h.detach() + 1, "w": w}).backward()
+    assert h.grad[0].any() and not h.grad[1].any()
+""",
     "packing": """
 sys.modules["torch"] = None
 from packing import pack

@@ -105,6 +105,9 @@ def _device_module() -> object:
         def get_device_properties(self, device: object = None) -> types.SimpleNamespace:
             return types.SimpleNamespace(name="simulated GPU", multi_processor_count=132)
 
+        def get_device_capability(self, device: object = None) -> tuple[int, int]:
+            return 9, 0  # an H200's, as the count above is
+
     return SimulatedDevice()
 
 

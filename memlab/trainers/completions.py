@@ -15,7 +15,14 @@ from torch import Tensor
 
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
-from memlab.trainers.loop import Batch, HeadFunction, apply_head, shifted
+from memlab.trainers.loop import (
+    Batch,
+    HeadFunction,
+    apply_head,
+    frozen_head,
+    hidden_states,
+    shifted,
+)
 
 Row = Mapping[str, Any]
 Collate = Callable[[Sequence[Row]], Batch]
@@ -78,3 +85,39 @@ def completion_logps(
     `logprobs` gives those of the tokens, see `loop.apply_head`.
     """
     return completions.sums(apply_head(logprobs, head, arguments, completions.targets))
+
+
+def referred(
+    logprobs: HeadFunction,
+    fused_loss: HeadFunction | None,
+    frozen: HeadParts,
+    arguments: dict[str, Any],
+    completions: Completions,
+) -> Any:
+    """What a loss takes of the reference: `completion_logps`, or for a fused one its hidden states.
+
+    The latter as `loop.frozen_head` has them.
+    """
+    if fused_loss is None:
+        return completion_logps(logprobs, frozen, arguments, completions)
+    return frozen_head(frozen, hidden_states(frozen, arguments))
+
+
+def fused(
+    fused_loss: HeadFunction,
+    head: HeadParts,
+    arguments: dict[str, Any],
+    completions: Completions,
+    **options: Any,
+) -> Tensor:
+    """`fused_loss(h, w, y, *, rows, ...)`, head and loss of `rows` rows of as many targets each.
+
+    h (N, D) and y (N,) as in `loop.apply_head`. Raises ValueError for rows laid end to end.
+    """
+    if completions.row_of is not None:
+        raise ValueError(
+            "padding_free=True with a fused loss: it takes rows of one length; give "
+            "padding_free=False, or no fused loss"
+        )
+    rows = completions.rows
+    return apply_head(fused_loss, head, arguments, completions.targets, rows=rows, **options)

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from memlab.losses.dpo import dpo
 from memlab.models.head import HeadParts
-from memlab.trainers.completions import Collate, Completions, Row, completion_logps, labelled
+from memlab.trainers.completions import (
+    Collate,
+    Completions,
+    Row,
+    completion_logps,
+    fused,
+    labelled,
+    referred,
+)
 from memlab.trainers.loop import Batch, HeadFunction, Inputs, Phase, padded_inputs, run
 from memlab.trainers.pairs import num_pairs, sides
 from memlab.trainers.reference import check, referring
@@ -38,6 +46,7 @@ def train(
     *,
     head: HeadParts,
     logprobs: HeadFunction,
+    fused_loss: HeadFunction | None = None,
     reference: HeadParts | None = None,
     loss_type: str = "sigmoid",
     beta: float = 0.1,
@@ -51,33 +60,39 @@ def train(
     model's arguments of one. `logprobs(h, w, y, ...)` gives log-probabilities of tokens, see
     `loop.apply_head`. `reference` None is the model with its peft adapter off. `loss_type`, `beta`
     and `label_smoothing` are those of `losses.dpo`. `phase` also names the reference's part.
+    `fused_loss(h, w, y, *, rows, reference, num_pairs, ...)` works out head and loss together
+    instead (`techniques.liger_losses`); the reference then leaves its hidden states.
 
     Raises ValueError without a reference, for a batch that does not hold pairs, and what
-    `losses.dpo` raises.
+    `losses.dpo` or the fused loss raises, the latter for rows laid end to end too.
     """
     check(model, head, reference)
     device = next(model.parameters()).device
+    options: dict[str, Any] = {
+        "loss_type": loss_type,
+        "beta": beta,
+        "label_smoothing": label_smoothing,
+    }
 
-    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Completions, Tensor]]:
+    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Completions, Any]]:
         arguments, completions = inputs(batch, device), Completions.of(batch, device)
         with phase("reference"), referring(model, head, reference) as frozen:
-            logps = completion_logps(logprobs, frozen, arguments, completions)
-        return arguments, (completions, logps)
+            found = referred(logprobs, fused_loss, frozen, arguments, completions)
+        return arguments, (completions, found)
 
-    def loss_of(
-        arguments: dict[str, Any], targets: tuple[Completions, Tensor], pairs: int
-    ) -> Tensor:
-        completions, reference_logps = targets
+    def loss_of(arguments: dict[str, Any], targets: tuple[Completions, Any], pairs: int) -> Tensor:
+        completions, found = targets
+        if fused_loss is not None:
+            known = {"reference": found, "num_pairs": pairs, **options}
+            return fused(fused_loss, head, arguments, completions, **known)
         logps = completion_logps(logprobs, head, arguments, completions)
         lengths = completions.lengths() if loss_type == "ipo" else None
         chosen_lengths, rejected_lengths = (None, None) if lengths is None else sides(lengths)
         return dpo(
             *sides(logps),
-            *sides(reference_logps),
+            *sides(found),
             pairs,
-            loss_type=loss_type,
-            beta=beta,
-            label_smoothing=label_smoothing,
+            **options,
             chosen_lengths=chosen_lengths,
             rejected_lengths=rejected_lengths,
         )

@@ -22,6 +22,7 @@ from memlab.trainers.loop import (
     Inputs,
     Phase,
     apply_head,
+    frozen_head,
     hidden_states,
     padded_inputs,
     run,
@@ -95,30 +96,22 @@ def train(
         raise ValueError("teacher: the student itself; give another model, or a frozen copy")
     device = next(model.parameters()).device
 
-    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
+    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Tensor, dict[str, Any]]]:
         arguments, targets = inputs(batch, device), shifted(batch["labels"].to(device))
         with phase("reference"), evaluating(teacher.backbone):
-            hidden = hidden_states(teacher, arguments).flatten(0, 1)
-        return arguments, (targets, hidden)
+            other = frozen_head(teacher, hidden_states(teacher, arguments))
+        return arguments, (targets, other)
 
     def loss_of(
-        arguments: dict[str, Any], targets: tuple[Tensor, Tensor], num_items: int
+        arguments: dict[str, Any], targets: tuple[Tensor, dict[str, Any]], num_items: int
     ) -> Tensor:
-        labels, hidden = targets
-        teacher_head: Any = teacher.head
-        bias = teacher_head.bias
+        labels, other = targets
         return apply_head(
             divergence,
             head,
             arguments,
             labels,
-            teacher={
-                "h": hidden,
-                "w": teacher_head.weight.detach(),
-                "bias": None if bias is None else bias.detach(),
-                "logit_scale": teacher.logit_scale,
-                "softcap": teacher.softcap,
-            },
+            teacher=other,
             num_items_in_batch=num_items,
             beta=beta,
             temperature=temperature,

@@ -19,9 +19,9 @@ from memlab.losses.sequences import number
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.generate import tempered
-from memlab.trainers.loop import Batch, HeadFunction, Phase, run
+from memlab.trainers.loop import Batch, HeadFunction, Phase, on_hidden, run
 from memlab.trainers.reference import check, evaluating, referring
-from memlab.trainers.rollouts import Reward, Roll, rewarded, split, token_logps
+from memlab.trainers.rollouts import Reward, Roll, hidden_before, rewarded, split, token_logps
 
 PER_COMPLETION = ("grpo", "dr_grpo")  # the others divide by tokens
 
@@ -35,6 +35,7 @@ def train(
     rollout: Roll,
     reward: Reward,
     logprobs: HeadFunction,
+    fused_loss: HeadFunction | None = None,
     num_generations: int = 8,
     per_device_train_batch_size: int | None = None,
     num_iterations: int = 1,
@@ -55,9 +56,11 @@ def train(
     is used when `beta` is above 0: None is the model with its peft adapter off. `loss`: loss_type,
     epsilon, epsilon_high, max_completion_length of `losses.grpo`. `phase` also names the rollout's
     part and the reference's, which takes in the old log-probabilities of several iterations.
+    `fused_loss(h, w, y, *, advantages, num_items, old_logps, ref_logps, beta, ...)` works out head
+    and loss together (`techniques.liger_losses`); the log-probabilities before it are `logprobs`'.
 
     Raises ValueError without a reference that `beta` needs, for rewards of other shapes, and what
-    `rollout` and `losses.grpo` raise; TypeError for rewards that are no floats.
+    `rollout`, `losses.grpo` or the fused loss raise; TypeError for rewards that are no floats.
     """
     number("num_iterations", num_iterations, lambda n: n >= 1, "at least 1")
     number("temperature", temperature, lambda t: t > 0, "above 0")
@@ -94,15 +97,15 @@ def train(
         return token_logps(logprobs, scaled, batch["input_ids"], batch["labels"])
 
     def loss_of(_: dict[str, Any], batch: Batch, items: int) -> Tensor:
-        return grpo(
-            logps_of(head, batch),
-            batch["advantages"],
-            batch["labels"] != IGNORED,
-            items,
-            old_logps=batch.get("old_logps"),
-            ref_logps=batch.get("ref_logps"),
-            beta=beta,
-            **loss,
+        labels, advantages = batch["labels"], batch["advantages"]
+        options: dict[str, Any] = {"num_items": items, "beta": beta, **loss}
+        options |= {name: batch.get(name) for name in ("old_logps", "ref_logps")}
+        if fused_loss is None:
+            return grpo(logps_of(head, batch), advantages, labels != IGNORED, **options)
+        hidden = hidden_before(head, batch["input_ids"], labels)
+        options["advantages"] = advantages
+        return on_hidden(
+            fused_loss, tempered(head, temperature), hidden, labels.flatten(), **options
         )
 
     return run(model, optimizer, rolled(), ready=lambda b: ({}, b), loss_of=loss_of, phase=phase)

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from memlab.losses.kto import kl_estimate, kto
 from memlab.models.head import HeadParts
-from memlab.trainers.completions import Collate, Completions, Row, completion_logps, labelled
+from memlab.trainers.completions import (
+    Collate,
+    Completions,
+    Row,
+    completion_logps,
+    fused,
+    labelled,
+    referred,
+)
 from memlab.trainers.loop import Batch, HeadFunction, Inputs, Phase, padded_inputs, run
 from memlab.trainers.reference import check, evaluating, referring
 
@@ -67,6 +75,7 @@ def train(
     *,
     head: HeadParts,
     logprobs: HeadFunction,
+    fused_loss: HeadFunction | None = None,
     reference: HeadParts | None = None,
     beta: float = 0.1,
     desirable_weight: float = 1.0,
@@ -80,9 +89,12 @@ def train(
     `inputs(batch, device)` makes the model's arguments of one. `logprobs(h, w, y, ...)` gives
     log-probabilities of tokens, see `loop.apply_head`. `reference` None is the model with its peft
     adapter off. `beta` and the weights are those of `losses.kto`. `phase` also names the part of
-    the reference and of the KL estimate, "reference".
+    the reference and of the KL estimate, "reference". `fused_loss(h, w, y, *, rows, reference,
+    desirable, kl, num_rows, ...)` works out head and loss together (`techniques.liger_losses`); the
+    reference then leaves its hidden states, and `logprobs` is for the KL estimate alone.
 
-    Raises ValueError without a reference, for a step of one row, and what `losses.kto` raises.
+    Raises ValueError without a reference, for a step of one row, and what `losses.kto` or the fused
+    loss raises, the latter for rows laid end to end too.
     """
     check(model, head, reference)
     device = next(model.parameters()).device
@@ -103,30 +115,30 @@ def train(
                 old.append(reference_logps(arguments, completions)[:rows])
             return kl_estimate(torch.cat(policy), torch.cat(old)), sum(map(len, policy))
 
-    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Completions, Tensor, Tensor]]:
+    options: dict[str, Any] = {
+        "beta": beta,
+        "desirable_weight": desirable_weight,
+        "undesirable_weight": undesirable_weight,
+    }
+
+    def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Completions, Any, Tensor]]:
         arguments, completions = inputs(batch, device), Completions.of(batch, device)
-        with phase("reference"):
-            logps = reference_logps(arguments, completions)
-        return arguments, (completions, logps, batch["desirable"].to(device))
+        with phase("reference"), referring(model, head, reference) as frozen:
+            found = referred(logprobs, fused_loss, frozen, arguments, completions)
+        return arguments, (completions, found, batch["desirable"].to(device))
 
     def loss_of(
         arguments: dict[str, Any],
-        targets: tuple[Completions, Tensor, Tensor],
+        targets: tuple[Completions, Any, Tensor],
         whole: tuple[Tensor, int],
     ) -> Tensor:
-        (completions, old, desirable), (kl, num_rows) = targets, whole
+        (completions, found, desirable), (kl, num_rows) = targets, whole
+        if fused_loss is not None:
+            known = {"reference": found, "desirable": desirable, "kl": kl, "num_rows": num_rows}
+            return fused(fused_loss, head, arguments, completions, **known, **options)
         logps = completion_logps(logprobs, head, arguments, completions)
         rows = len(desirable)  # a tail of padding may come after them
-        return kto(
-            logps[:rows],
-            old[:rows],
-            desirable,
-            kl,
-            num_rows,
-            beta=beta,
-            desirable_weight=desirable_weight,
-            undesirable_weight=undesirable_weight,
-        )
+        return kto(logps[:rows], found[:rows], desirable, kl, num_rows, **options)
 
     known = ((step, whole(step)) for step in steps)
     return run(model, optimizer, known, ready=ready, loss_of=loss_of, phase=phase)

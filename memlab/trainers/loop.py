@@ -113,3 +113,19 @@ def on_hidden(
         softcap=head.softcap,
         **options,
     )
+
+
+def frozen_head(head: HeadParts, hidden: Tensor) -> dict[str, Any]:
+    """What a loss over two models takes of the one that is not trained, without gradient.
+
+    h (N, D) of its hidden states (B, T, D), the w (V, D) and bias (V,) of its head, logit_scale and
+    softcap, by these names.
+    """
+    weights: Any = head.head
+    return {
+        "h": hidden.detach().flatten(0, 1),
+        "w": weights.weight.detach(),
+        "bias": None if weights.bias is None else weights.bias.detach(),
+        "logit_scale": head.logit_scale,
+        "softcap": head.softcap,
+    }

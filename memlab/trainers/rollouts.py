@@ -132,5 +132,10 @@ def token_logps(logprobs: HeadFunction, head: HeadParts, ids: Tensor, labels: Te
     ids (B, T), labels (B, S) of the last S positions: the head reads hidden states of the S
     positions before each, no others. `logprobs` is as in `loop.apply_head`.
     """
-    hidden = hidden_states(head, {"input_ids": ids})[:, -labels.shape[1] - 1 : -1]  # (B, S, D)
+    hidden = hidden_before(head, ids, labels)
     return on_hidden(logprobs, head, hidden, labels.flatten()).view(labels.shape)
+
+
+def hidden_before(head: HeadParts, ids: Tensor, labels: Tensor) -> Tensor:
+    """The hidden states (B, S, D) that predict `labels`, as for `token_logps`."""
+    return hidden_states(head, {"input_ids": ids})[:, -labels.shape[1] - 1 : -1]

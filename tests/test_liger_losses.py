@@ -1,0 +1,239 @@
+"""Liger's losses give the values of memlab's own, however a step is split, or say why not."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import test_trainers_dpo
+import test_trainers_gkd
+import test_trainers_grpo
+import test_trainers_kto
+import test_trainers_simulated
+import torch
+from trainer_cases import chunked, full, one_step, split, tiny, with_lora
+
+from memlab.instruments.device import simulated_gpu
+from memlab.instruments.meter import Meter
+from memlab.losses.gkd import generalized_jsd
+from memlab.models.build import build_meta, load_config, materialize
+from memlab.models.compat import fake_tensors_are_computed
+from memlab.models.head import head_parts
+from memlab.techniques import liger_losses, pad_to_multiple, padding_free
+from memlab.trainers import dpo, kto
+from memlab.trainers.reference import frozen, frozen_copy
+
+pytest.importorskip("liger_kernel", reason="no liger-kernel here")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what Liger imports
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def dpo_steps(size: int, **options: Any) -> tuple[float, float]:
+    step = [test_trainers_dpo.padded(part) for part in split(test_trainers_dpo.pairs(), size)]
+    return test_trainers_dpo.step_of(options.pop("model", None) or tiny(), step, **options)
+
+
+def kto_steps(size: int, **options: Any) -> tuple[float, float]:
+    step = [test_trainers_kto.padded(part) for part in split(test_trainers_kto.rows(), size)]
+    weights = {"desirable_weight": 1.0, "undesirable_weight": 1.0, **options}
+    return test_trainers_kto.step_of(weights.pop("model", None) or tiny(), step, **weights)
+
+
+def gkd_steps(size: int, **options: Any) -> tuple[float, float]:
+    step = [test_trainers_gkd.padded(part) for part in split(test_trainers_gkd.rows(), size)]
+    return test_trainers_gkd.step_of(tiny(), step, **options)
+
+
+@pytest.mark.parametrize("size", [4, 1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "sigmoid", "beta": 0.3},
+        {"loss_type": "hinge"},
+        {"loss_type": "robust", "label_smoothing": 0.1},
+    ],
+    ids=lambda options: options["loss_type"],
+)
+def test_dpo(options: dict, size: int) -> None:
+    expected = dpo_steps(4, **options)
+    assert dpo_steps(size, fused_loss=liger_losses.dpo, **options) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("size", [5, 1, 3])
+def test_kto(size: int) -> None:
+    assert kto_steps(size, fused_loss=liger_losses.kto) == pytest.approx(kto_steps(5), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [4, 1, 3])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_gkd(beta: float, size: int) -> None:
+    options = {"beta": beta, "temperature": 1.7}
+    expected = gkd_steps(4, **options)
+    found = gkd_steps(size, divergence=liger_losses.jsd, **options)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, 1, 3])
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo", "grpo", "dr_grpo"])
+def test_grpo(loss_type: str, size: int | None) -> None:
+    options = {
+        "loss_type": loss_type,
+        "beta": 0.1,
+        "num_iterations": 2,
+        "lr": 0.5,
+        "temperature": 0.8,
+        "epsilon_high": 0.3,
+        "reference": frozen_copy(tiny(seed=5)),
+    }
+    if loss_type == "dr_grpo":
+        options["max_completion_length"] = 6
+    step_of = test_trainers_grpo.step_of
+    expected = step_of(tiny(), **options)
+    options |= {"fused_loss": liger_losses.grpo, "per_device_train_batch_size": size}
+    assert step_of(tiny(), **options) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_with_an_adapter_the_reference_is_the_model_without_it(name: str) -> None:
+    module, cases = {"dpo": (dpo, test_trainers_dpo), "kto": (kto, test_trainers_kto)}[name]
+    made = cases.pairs() if name == "dpo" else cases.rows()
+    step = [cases.padded(part) for part in split(made, 2)]
+    expected, found = (
+        one_step(module.train, model, step, head=head_parts(model), logprobs=full, fused_loss=fused)
+        for model, fused in ((with_lora(tiny()), f) for f in (None, getattr(liger_losses, name)))
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_bias_and_its_gradient() -> None:
+    torch.manual_seed(0)
+    h, w, b, th, tw, tb = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((6, 4), (9, 4), (9,), (6, 5), (9, 5), (9,))
+    )
+    y = torch.tensor([1, -100, 2, 3, -100, 8])
+    other = {"h": th.detach(), "w": tw.detach(), "bias": tb.detach()}
+    expected = generalized_jsd(h @ w.T + b, (th @ tw.T + tb).detach(), y, 7, beta=0.3)
+    found = liger_losses.jsd(h, w, y, bias=b, teacher=other, num_items_in_batch=7, beta=0.3)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for a, e in zip(
+        torch.autograd.grad(found, (h, w, b)), torch.autograd.grad(expected, (h, w, b)), strict=True
+    ):
+        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-7)
+
+
+def refused(call, match: str) -> None:
+    with pytest.raises(ValueError, match=match) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_what_liger_lacks_is_refused_by_name() -> None:
+    fused = {"fused_loss": liger_losses.dpo}
+    refused(
+        lambda: dpo_steps(4, loss_type="ipo", **fused),
+        r"loss_type='ipo' with use_liger_kernel=True: .* 'sigmoid', 'robust' or 'hinge'",
+    )
+    refused(
+        lambda: dpo_steps(4, label_smoothing=0.1, **fused),
+        r"label_smoothing=0.1 with use_liger_kernel=True: .* 0.0, or loss_type='robust'",
+    )
+    refused(
+        lambda: kto_steps(5, desirable_weight=2.0, fused_loss=liger_losses.kto),
+        r"desirable_weight, undesirable_weight=\(2.0, 1.0\) with use_liger_kernel=True",
+    )
+    refused(
+        lambda: test_trainers_grpo.step_of(tiny(), loss_type="cispo", fused_loss=liger_losses.grpo),
+        "loss_type='cispo' with use_liger_kernel=True",
+    )
+    refused(
+        lambda: test_trainers_grpo.step_of(
+            tiny(), loss_type="dr_grpo", fused_loss=liger_losses.grpo
+        ),
+        "loss_type='dr_grpo' divides by it: give max_completion_length",
+    )
+    h, w, y = torch.randn(4, 3), torch.randn(9, 3), torch.tensor([1, 2, 3, 4])
+    for head in ({"softcap": 30.0}, {"logit_scale": 0.5}):
+        name, value = next(iter(head.items()))
+        refused(
+            lambda head=head: liger_losses.jsd(h, w, y, teacher={"h": h, "w": w}, **head),
+            f"the head's {name}={value} with use_liger_kernel=True: .* give a model without one",
+        )
+    larger = {"h": h, "w": torch.randn(12, 3)}
+    refused(lambda: liger_losses.jsd(h, w, y, teacher=larger), "teacher's vocabulary=12 .* 9")
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_rows_laid_end_to_end_are_refused(name: str) -> None:
+    module = {"dpo": dpo, "kto": kto}[name]
+    batch = test_trainers_simulated.BATCHES[name](padding_free.collate)
+    model = tiny(flattened=True)
+    losses = module.train(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        [[batch]],
+        head=head_parts(model),
+        logprobs=full,
+        fused_loss=getattr(liger_losses, name),
+        reference=frozen_copy(model),
+        inputs=padding_free.model_inputs,
+    )
+    refused(lambda: next(losses), "padding_free=True with a fused loss")
+
+
+def test_without_liger_the_switch_says_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["liger_kernel"] = None
+import torch
+from memlab.techniques import liger, liger_losses
+h, w, y = torch.ones(2, 3), torch.ones(5, 3), torch.tensor([1, 2])
+for call in (lambda: liger_losses.jsd(h, w, y, teacher={"h": h, "w": w}), liger._ops):
+    try:
+        call()
+    except ImportError as error:
+        assert "use_liger_kernel=True needs liger-kernel" in str(error), error
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def simulated_peak(name: str, **options: Any) -> int:
+    """Bytes of the second step of a tiny model with Qwen3's vocabulary."""
+    config = load_config("memlab/tiny")
+    config.vocab_size = 151_936
+    policy, other = (build_meta(config) for _ in range(2))
+    batch = test_trainers_simulated.BATCHES[name](pad_to_multiple.collate)
+    with simulated_gpu() as device, fake_tensors_are_computed(), Meter(device.type) as meter:
+        model, second = materialize(policy.train(), device), frozen(materialize(other, device))
+        options |= {"head": head_parts(model)}
+        if name == "gkd":
+            options |= {"teacher": second}
+        else:
+            options |= {"reference": second, "logprobs": chunked}
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        meter.watch(model, optimizer)
+        train = test_trainers_simulated.TRAINERS[name]
+        losses = train(model, optimizer, [[batch]] * 2, phase=meter.phase, **options)
+        for _ in range(2):
+            meter.begin_step()
+            assert next(losses).shape == ()
+    return max(sample.total for sample in meter.ledger.samples())
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("dpo", {"fused_loss": liger_losses.dpo}),
+        ("kto", {"fused_loss": liger_losses.kto}),
+        ("gkd", {"divergence": liger_losses.jsd}),
+    ],
+)
+def test_it_runs_on_the_simulated_gpu(name: str, fused: dict) -> None:
+    plain = {} if name == "gkd" else {"logprobs": full}
+    assert simulated_peak(name, **fused) != simulated_peak(name, **plain)
