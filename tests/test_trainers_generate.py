@@ -215,6 +215,25 @@ def test_the_real_cache_has_the_bytes_of_its_formula() -> None:
     assert live[CATEGORIES.index("kv_cache")] == expected
 
 
+def test_completions_cost_the_same_real_and_simulated() -> None:
+    def events(device: torch.device) -> list[tuple[int, int, int]]:
+        model = materialize(built.pop(), device)
+        asked = torch.ones(3, 5, dtype=torch.int64, device=device)
+        with Meter(device.type, vocab_size=load_config("memlab/tiny").vocab_size) as meter:
+            generate(
+                model, asked, head=head_parts(model), max_completion_length=4, label=meter.label
+            )
+        births = (meter.ledger.births[max(k, ~k)] for k in meter.ledger.events)
+        return [(k, b.nbytes, b.category) for k, b in zip(meter.ledger.events, births, strict=True)]
+
+    built = [build_meta("memlab/tiny", attn_implementation="eager") for _ in range(2)]
+    real = events(torch.device("cpu"))
+    with simulated_gpu() as device, fake_tensors_are_computed():
+        simulated = events(device)
+    assert len(real) > 500
+    assert real == simulated
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it
 def test_an_adapter_takes_part() -> None:
     plain, adapted = tiny(), with_lora(tiny())

@@ -5,19 +5,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memlab.instruments.measurement import CATEGORIES, Sample
 
 TEMPORARIES = CATEGORIES.index("temporaries")
+UNIT = 512  # bytes
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes that the allocator takes for a storage of `nbytes`: the next multiple of 512."""
+    return -(-nbytes // UNIT) * UNIT
 
 
 @dataclass(slots=True)
 class Birth:
-    """One storage, or one stretch of its life with one size. `nbytes` is rounded to 512 B."""
+    """One storage, or one stretch of its life with one size: `asked`, rounded up to `nbytes`."""
 
     nbytes: int
     category: int
     op: str
+    asked: int
+
+    @classmethod
+    def of(cls, asked: int, category: int, op: str) -> Birth:
+        """A birth of a storage of `asked` bytes."""
+        return cls(rounded(asked), category, op, asked)
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,15 @@ class Workspaces:
         yield from zip(keys, self.nbytes, strict=True)
         if not self.kept:
             yield from ((key, -nbytes) for key, nbytes in zip(keys, self.nbytes, strict=True))
+
+
+class Mark(NamedTuple):
+    """A moment of a ledger: how much was in each of its lists."""
+
+    births: int
+    events: int
+    phases: int
+    workspaces: int
 
 
 class Ledger:
@@ -58,15 +80,25 @@ class Ledger:
         """The next event belongs to this phase."""
         self.phases.append((len(self.events), phase))
 
-    def born(self, nbytes: int, category: int, op: str) -> int:
-        """Record an allocation; returns the birth's number."""
-        self.births.append(Birth(nbytes, category, op))
+    def born(self, asked: int, category: int, op: str) -> int:
+        """Record an allocation of so many bytes, rounded up here; returns the birth's number."""
+        self.births.append(Birth.of(asked, category, op))
         self.events.append(len(self.births) - 1)
         return len(self.births) - 1
 
     def died(self, birth: int) -> None:
         """Record that a birth's storage was freed."""
         self.events.append(~birth)
+
+    def mark(self) -> Mark:
+        """The present moment."""
+        return Mark(*map(len, (self.births, self.events, self.phases, self.workspaces)))
+
+    def back_to(self, mark: Mark) -> None:
+        """Forget what came after `mark`."""
+        lists = (self.births, self.events, self.phases, self.workspaces)
+        for entries, kept in zip(lists, mark, strict=True):
+            del entries[kept:]
 
     def begin_step(self) -> None:
         """Samples are taken from here on."""

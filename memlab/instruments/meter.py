@@ -8,6 +8,7 @@ caching allocator's unit. What an operation allocates and frees inside itself is
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,17 +18,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.instruments.ledger import TEMPORARIES, Ledger
+from memlab.instruments.ledger import TEMPORARIES, Ledger, rounded
 from memlab.instruments.measurement import CATEGORIES
 from memlab.instruments.workspaces import CUBLAS_WORKSPACE, MATRIX_PRODUCTS, workspaces
 
-UNIT = 512  # bytes
 DEVICE_QUERY = torch.ops.prim.device.default
-
-
-def rounded(nbytes: int) -> int:
-    """Bytes that the allocator takes for a storage of `nbytes`: the next multiple of 512."""
-    return -(-nbytes // UNIT) * UNIT
 
 
 def device_type(tensor: Tensor) -> str:
@@ -107,6 +102,24 @@ class Meter(TorchDispatchMode):
                 if known is not None:
                     self.ledger.births[known[0]].category = number
 
+    def birth_of(self, tensor: Tensor) -> int | None:
+        """The number, in the ledger, of the birth of this tensor's storage, where it was seen."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+    def alive(self, first_birth: int) -> list[int]:
+        """The births from `first_birth` on whose storages are alive."""
+        births = itertools.takewhile(
+            lambda birth: birth >= first_birth, (b for b, _ in reversed(self._live.values()))
+        )
+        return [*births][::-1]
+
+    def renumber(self, births: dict[int, int]) -> None:
+        """Take the storages of these births, from now on, for those of other births."""
+        moved = ((key, (births.get(b, b), w)) for key, (b, w) in self._live.items())
+        self._live = dict(sorted(moved, key=lambda item: item[1][0]))
+        self.live_bytes = sum(self.ledger.births[birth].nbytes for birth, _ in self._live.values())
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # a wrapper around every operation, for compiled code that is not run here
@@ -167,7 +180,7 @@ class Meter(TorchDispatchMode):
             category = earlier.category
         if nbytes:
             self._emptied.pop(key, None)
-            birth = self.ledger.born(nbytes, category, str(func))
+            birth = self.ledger.born(storage.nbytes(), category, str(func))
             watcher = weakref.ref(storage, lambda _: self._forget(key))
             self._live[key] = (birth, watcher)
             self.live_bytes += nbytes

@@ -10,8 +10,9 @@ A simulated device knows no values: there each token is 0, and no completion end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,6 +26,13 @@ from memlab.models.head import HeadParts
 from memlab.trainers.reference import evaluating
 
 Label = Callable[[str, Iterable[Tensor]], object]
+Tokens = Callable[[int], Iterator[Tensor]]  # the completion's tokens from the n-th on, (B, 1) each
+Take = Callable[[Tokens, int], list[Tensor]]
+
+
+def one_by_one(tokens: Tokens, limit: int) -> list[Tensor]:
+    """The first `limit` tokens, or all there are."""
+    return list(islice(tokens(0), limit))
 
 
 def generate(
@@ -38,6 +46,7 @@ def generate(
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
     label: Label | None = None,
+    take: Take = one_by_one,
 ) -> tuple[Tensor, Tensor]:
     """Completions (B, C) int64 of prompts (B, P), padded on the right, and their mask (B, C) bool.
 
@@ -45,7 +54,10 @@ def generate(
     or at its limit; C is the longest one's length. Tokens are sampled from softmax(logits /
     temperature), by `generator` of the model's device, or are the likeliest at temperature 0.
     `label("kv_cache", tensors)` is told what the cache is made of: `Meter.label` is one. Meanwhile
-    the model is in evaluation mode, where dropout and checkpointing rest.
+    the model is in evaluation mode, where dropout and checkpointing rest. On a simulated device,
+    where only shapes count, `take(tokens, limit)` gathers the tokens: it may leave some out, with
+    others in their place, and ask for `tokens(n)`, those after n that nobody computed
+    (`instruments.extrapolation` does).
 
     Raises ValueError for a prompt without tokens, a length or a temperature out of range.
     """
@@ -53,22 +65,35 @@ def generate(
     number("temperature", temperature, lambda t: t >= 0, "at least 0, where 0 is greedy")
     if prompts.ndim != 2 or prompts.numel() == 0:
         raise ValueError(f"prompts must be (B, P), both at least 1, not {tuple(prompts.shape)}")
+    simulated = isinstance(prompts, FakeTensor)
     stops = torch.tensor(_ids(eos_token_id), dtype=torch.int64, device=prompts.device)
-    cache: Any = DynamicCache(config=head.backbone.config)  # pyright: ignore[reportArgumentType]
-    stopped, tokens, ids = torch.zeros_like(prompts[:, :1], dtype=torch.bool), [], prompts
-    with evaluating(model):  # where a checkpointed layer, too, keeps its cache
-        for _ in range(max_completion_length):
+    config = head.backbone.config
+    cache: Any = DynamicCache(config=config)  # pyright: ignore[reportArgumentType]
+    stopped = torch.zeros_like(prompts[:, :1], dtype=torch.bool)
+
+    def sampled(ids: Tensor, cache: Any) -> Iterator[Tensor]:
+        while True:
             ids = _next(ids, head, cache, temperature, generator)
             if label is not None:  # of new tensors: each token's are one longer
                 label("kv_cache", (t for layer in cache.layers for t in (layer.keys, layer.values)))
-            simulated = isinstance(ids, FakeTensor)
-            tokens.append(torch.zeros_like(ids) if simulated else ids)
+            yield ids
             if len(stops) and not simulated:
-                stopped |= torch.isin(ids, stops)
+                stopped.logical_or_(torch.isin(ids, stops))
                 if stopped.all():
-                    break
-    completions = torch.cat(tokens, 1)
-    if not len(stops) or isinstance(ids, FakeTensor):
+                    return
+
+    def tokens(start: int) -> Iterator[Tensor]:
+        if not start:
+            return sampled(prompts, cache)
+        return sampled(prompts[:, :1], _made_up(cache, prompts.shape[1] + start - 1, config))
+
+    with evaluating(model):  # where a checkpointed layer, too, keeps its cache
+        new = (take if simulated else one_by_one)(tokens, max_completion_length)
+    if simulated:  # no values: each token is 0
+        completions = prompts.new_zeros(len(prompts), len(new))
+    else:
+        completions = torch.cat(new, 1)
+    if simulated or not len(stops):
         return completions, torch.ones_like(completions, dtype=torch.bool)
     stop = torch.isin(completions, stops)
     mask = stop.cumsum(1) - stop.long() == 0
@@ -100,6 +125,15 @@ def _next(
     if temperature:  # the largest of z - log(noise), noise exponential, is drawn from softmax(z)
         z -= torch.empty_like(z).exponential_(generator=generator).log_()
     return z.argmax(-1, keepdim=True)
+
+
+def _made_up(cache: Any, length: int, config: Any) -> Any:
+    """A cache like the given one, of `length` tokens that nobody computed."""
+    made: Any = DynamicCache(config=config)
+    for at, layer in enumerate(cache.layers):
+        shapes = ((*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values))
+        made.update(*map(layer.keys.new_empty, shapes), at)
+    return made
 
 
 def _ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
