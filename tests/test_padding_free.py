@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_rows import rows_of
 from trainer_cases import one_step
 
-from memlab.experiments.training import HEAD_LOSSES
+from memlab.experiments.heads import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.head import head_parts
 from memlab.techniques import packing, pad_to_multiple, varlen_attention

@@ -7,7 +7,7 @@ import torch
 from made_rows import rows_of
 from trainer_cases import one_step
 
-from memlab.experiments.training import HEAD_LOSSES
+from memlab.experiments.heads import HEAD_LOSSES
 from memlab.models.attention import NAME as PADDED
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.head import head_parts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memlab.experiments import Recipe
 from memlab.experiments.batching import micro_batches
-from memlab.experiments.training import HEAD_LOSSES
+from memlab.experiments.heads import HEAD_LOSSES
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
 from memlab.models.head import HeadParts, head_parts

@@ -9,12 +9,15 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from memlab.experiments import rules
+
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "trainer": ("sft",),
+    "trainer": tuple(rules.TRAINERS),
     "dataset": ("full", "docstrings", "prompt_completion", "chat", "chat_like"),
     "truncation_mode": ("keep_start", "keep_end"),
     "packing_strategy": ("bfd", "bfd_split", "wrapped"),
     "loss_type": ("nll", "chunked_nll", "dft"),
+    "fused_head": (None, "fast", "frugal"),
     "dtype": ("bfloat16", "float32"),
     "optim": ("adamw_torch_fused", "adamw_torch", "sgd"),
     "attn_implementation": (
@@ -28,6 +31,9 @@ AT_LEAST = {
     "max_length": 2,  # one token that predicts, one that is predicted
     "max_steps": 1,
     "pad_to_multiple_of": 1,
+    "max_completion_length": 1,
+    "num_generations": 2,  # a completion is judged beside others of its prompt
+    "beta": 0.0,
 }
 KEEPS_DOCUMENTS_APART = (
     *(None, "memlab_varlen", "flash_attention_2", "kernels-community/flash-attn2"),
@@ -44,8 +50,13 @@ class Recipe:
     """One training run: a model, its data, and which memory techniques are on.
 
     The defaults are TRL's (checkpointing and the chunked loss on); `Recipe.off()` has every
-    technique off. A value that can't work raises ValueError or TypeError naming the switch, the
-    value and what would work.
+    technique off. None stands for the trainer's own value, see `rules.own`; for `loss_type` it is
+    "chunked_nll", and "nll" with Liger. That switch says how all trainers make what they need of
+    the logits; which loss they make of it changes no bytes. A batch is counted as in TRL: pairs
+    (DPO, Reward), rows (SFT, KTO, GKD), completions (GRPO, RLOO), prompts (Online DPO).
+
+    A value that can't work raises ValueError or TypeError naming the switch, the value and what
+    would work.
     """
 
     model: str = "Qwen/Qwen3-0.6B"
@@ -60,12 +71,18 @@ class Recipe:
     padding_free: bool = False
     pad_to_multiple_of: int | None = None
     max_steps: int = 2
-    loss_type: str = "chunked_nll"
+    loss_type: str | None = None
+    fused_head: str | None = None
+    use_liger_kernel: bool = False
     gradient_checkpointing: bool = True
     dtype: str = "bfloat16"
     optim: str = "adamw_torch_fused"
     attn_implementation: str | None = None
     expandable_segments: bool = False
+    max_completion_length: int | None = None
+    num_generations: int | None = None
+    beta: float | None = None
+    teacher_model: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,8 +93,14 @@ class Recipe:
                 stacklevel=3,  # the caller of Recipe
             )
             object.__setattr__(self, "packing_strategy", "bfd_split")
+        if self.loss_type is None:
+            loss_type = "nll" if self.use_liger_kernel else "chunked_nll"
+            object.__setattr__(self, "loss_type", loss_type)
         for name, kind in switch_types().items():
             value = getattr(self, name)
+            if float in kind and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, name, value)
             if type(value) not in kind:  # exact: True is not a batch size
                 wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kind)
                 raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
@@ -91,6 +114,8 @@ class Recipe:
 
     def _check_pairs(self) -> None:
         """Refuse switches that are fine alone and can't work together."""
+        rules.check(self)
+        self._check_head()
         if self.max_length is None:
             if self.packing:
                 raise ValueError("packing=True with max_length=None: give the length of a bin")
@@ -120,6 +145,28 @@ class Recipe:
             raise ValueError(
                 "attn_implementation='memlab_varlen' without padding_free=True or packing=True: it "
                 "has no documents to keep apart; give None"
+            )
+
+    def _check_head(self) -> None:
+        if self.loss_type == "dft" and self.trainer != "sft":
+            raise ValueError(
+                f"loss_type='dft' with trainer={self.trainer!r}: it weighs the labels of 'sft'; "
+                "give 'chunked_nll' or 'nll'"
+            )
+        if self.use_liger_kernel and self.loss_type != "nll":
+            raise ValueError(
+                f"loss_type={self.loss_type!r} with use_liger_kernel=True: Liger's loss is chunked "
+                "in its own way, and takes the place of the head; give loss_type='nll'"
+            )
+        if self.fused_head and self.loss_type == "nll":
+            raise ValueError(
+                f"fused_head={self.fused_head!r} with loss_type='nll', which keeps all logits: "
+                "give loss_type='chunked_nll', or fused_head=None"
+            )
+        if self.fused_head == "fast" and self.trainer != "sft":
+            raise ValueError(
+                f"fused_head='fast' with trainer={self.trainer!r}: it makes gradients before the "
+                "loss of a whole sequence is known; give 'frugal'"
             )
 
     @property

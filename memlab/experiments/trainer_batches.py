@@ -20,11 +20,9 @@ from memlab.data.preferences import (
 from memlab.data.rows import IGNORE
 from memlab.experiments.batching import Row, collation, drawn, micro_batches, split
 from memlab.experiments.recipe import Recipe
+from memlab.experiments.rules import ONLINE, own
 from memlab.techniques import truncation
 from memlab.trainers import dpo, kto, reward
-
-ONLINE = ("grpo", "rloo", "online_dpo")  # a step is prompts; the rest is made of it in `train`
-NUM_GENERATIONS = {"grpo": 8, "rloo": 2}  # completions of a prompt, where a recipe says None
 
 COLLATE: dict[str, Callable[..., dict[str, Any]]] = {
     "dpo": dpo.collate_pairs,
@@ -69,17 +67,18 @@ def last_step(recipe: Recipe) -> list[Any]:
 def rows_a_step(recipe: Recipe) -> int:
     """Rows of the data set in a step: pairs, rows or prompts. ValueError as in `step_batches`."""
     size, accumulate = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
-    if recipe.trainer not in NUM_GENERATIONS:
+    generations = own(recipe, "num_generations")
+    if generations is None:
         return size * accumulate
-    generations = recipe.num_generations or NUM_GENERATIONS[recipe.trainer]
-    prompts, rest = divmod(size * accumulate, generations)
-    if rest:
+    completions = size * accumulate
+    if completions % generations or generations == 1:
+        generations = max(generations, 2)
         raise ValueError(
             f"per_device_train_batch_size={size} times gradient_accumulation_steps={accumulate}: "
-            f"{size * accumulate} completions, not a multiple of num_generations={generations}; "
-            f"give {(prompts + 1) * generations} completions, or other generations"
+            f"{completions} completions, not a multiple of num_generations={generations}; "
+            f"give {-(-completions // generations) * generations} completions, or other generations"
         )
-    return prompts
+    return completions // generations
 
 
 def _whole(recipe: Recipe, count: int, **options: Any) -> list[Row]:
@@ -96,7 +95,7 @@ def _whole(recipe: Recipe, count: int, **options: Any) -> list[Row]:
     length, prompt = recipe.max_length, None
     assert length is not None  # the recipe has refused it
     if trainer in ONLINE:
-        answer = recipe.max_completion_length
+        answer = own(recipe, "max_completion_length")
         if length <= answer:
             raise ValueError(
                 f"max_length={length} with max_completion_length={answer}: a row of "

@@ -12,22 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from memlab.data.lengths import lengths
-from memlab.experiments.batching import micro_batches
+from memlab.experiments.methods import Method
 from memlab.experiments.recipe import Recipe
+from memlab.experiments.rules import ONLINE, own
+from memlab.experiments.trainer_batches import step_batches
 from memlab.instruments.meter import Meter
 from memlab.models.attention import resolve_attention
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
-from memlab.models.head import head_parts
-from memlab.techniques import chunked_loss, padding_free, varlen_attention
+from memlab.models.score import build_score_meta
+from memlab.techniques import varlen_attention
 from memlab.techniques.pad_to_multiple import padded_length
-from memlab.trainers import sft
+from memlab.trainers import reference
 
-HEAD_LOSSES = {
-    "nll": chunked_loss.cross_entropy,
-    "chunked_nll": chunked_loss.chunked_cross_entropy,
-    "dft": partial(chunked_loss.chunked_cross_entropy, loss_type="dft"),
-}
 OPTIMIZERS: dict[str, Any] = {
     "adamw_torch_fused": partial(torch.optim.AdamW, fused=True),
     "adamw_torch": partial(torch.optim.AdamW, foreach=True),
@@ -35,6 +32,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 MOST_TOKENS = 1 << 24  # a micro-batch; twins of integer tensors go no further
 MOST_MICRO_BATCHES = 1000  # seconds each
+IN_PAIRS = ("dpo", "reward", "online_dpo")  # two rows where others have one
 LEARNING_RATE = 2e-5  # TRL's
 
 
@@ -44,7 +42,8 @@ class Prepared:
 
     recipe: Recipe
     model: Any  # on meta
-    steps: list[list[dict[str, Any]]]
+    frozen: Any  # on meta: the reference model, or GKD's teacher; None where there is none
+    steps: list[list[Any]]
     vocab_size: int
 
 
@@ -55,23 +54,46 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
     """
     config = load_config(recipe.model)
     _check_sizes(recipe, config)
-    model = build_meta(
+    model = _model(recipe, config, device_type)
+    model.train()
+    if recipe.gradient_checkpointing:
+        enable_checkpointing(model)
+    return Prepared(
+        recipe,
+        model,
+        _frozen(recipe, config, device_type),
+        step_batches(
+            recipe,
+            count=recipe.max_steps + extra_steps,
+            vocab_size=config.vocab_size,
+            fill="zeros" if device_type == "gpu" else "text",
+        ),
+        config.vocab_size,
+    )
+
+
+def _model(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> Any:
+    build = build_score_meta if recipe.trainer == "reward" else build_meta
+    return build(
         config,
         dtype=getattr(torch, recipe.dtype),
         attn_implementation=_attention(recipe, config, device_type),
     )
-    model.train()
-    if recipe.gradient_checkpointing:
-        enable_checkpointing(model)
-    accumulate, count = recipe.gradient_accumulation_steps, recipe.max_steps + extra_steps
-    batches = micro_batches(
-        recipe,
-        count=count * accumulate,
-        vocab_size=config.vocab_size,
-        fill="zeros" if device_type == "gpu" else "text",
-    )
-    steps = [batches[i : i + accumulate] for i in range(0, count * accumulate, accumulate)]
-    return Prepared(recipe, model, steps, config.vocab_size)
+
+
+def _frozen(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> Any:
+    """The second model of a trainer that needs one. Raises ValueError for a teacher of other
+    words."""
+    if recipe.trainer != "gkd":
+        return _model(recipe, config, device_type) if own(recipe, "beta") else None
+    name = recipe.teacher_model or recipe.model
+    teacher = load_config(name)
+    if teacher.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"teacher_model={name!r} has {teacher.vocab_size} words, and {recipe.model} "
+            f"{config.vocab_size}: give a teacher of the same words, such as {recipe.model!r}"
+        )
+    return _model(recipe, teacher, device_type)
 
 
 def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> str:
@@ -102,9 +124,12 @@ def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> st
 
 
 def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
+    multiple, rows = recipe.pad_to_multiple_of, recipe.per_device_train_batch_size
     longest = recipe.max_length or max(lengths(recipe.dataset))
-    multiple = recipe.pad_to_multiple_of
-    rows = recipe.per_device_train_batch_size
+    if recipe.trainer in ONLINE and recipe.dataset != "full":
+        longest = max(lengths(recipe.dataset)) + own(recipe, "max_completion_length")
+    if recipe.trainer in IN_PAIRS:
+        rows *= 2
     if recipe.flattened:  # one row, whose rest is a document of padding
         tokens = padded_length(rows * longest, multiple)
         longest = max(longest, (multiple or 1) - 1)
@@ -147,16 +172,11 @@ def train(
     """
     recipe, model = prepared.recipe, prepared.model
     materialize(model, device, init=init, seed=recipe.seed)
+    frozen = None
+    if prepared.frozen is not None:
+        frozen = reference.frozen(materialize(prepared.frozen, device, init=init, seed=recipe.seed))
+        meter.watch(prepared.frozen)
     optimizer = OPTIMIZERS[recipe.optim](model.parameters(), lr=LEARNING_RATE)
     meter.watch(model, optimizer)
-    yield from sft.train(
-        model,
-        optimizer,
-        prepared.steps,
-        head=head_parts(model),
-        head_loss=partial(
-            HEAD_LOSSES[recipe.loss_type], **({} if chunk is None else {"chunk": chunk})
-        ),
-        inputs=padding_free.model_inputs if recipe.flattened else sft.padded_inputs,
-        phase=meter.phase,
-    )
+    method = Method(recipe, model, frozen, chunk, meter)
+    yield from method.train(optimizer, prepared.steps)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from memlab.experiments import Recipe
-from memlab.experiments.training import HEAD_LOSSES, Prepared, prepare
+from memlab.experiments.heads import HEAD_LOSSES
+from memlab.experiments.training import Prepared, prepare
 from memlab.experiments.versions import versions
 from memlab.models.build import materialize
 from memlab.models.head import head_parts
@@ -29,20 +30,20 @@ from memlab.techniques import padding_free
 from memlab.trainers import sft
 
 MODEL = "Qwen/Qwen3-1.7B"
+WARM_UP = 2  # repeats that don't count
 
 
-def sides(recipe: Recipe, padded_rows: int) -> dict[str, Recipe]:
+def sides(recipe: Recipe, padded_rows: int, multiple: int | None = None) -> dict[str, Recipe]:
     """What is measured: name -> recipe."""
     micro_batches, left = divmod(recipe.per_device_train_batch_size, padded_rows)
     assert not left, "--padded-rows must divide --rows"
     padded = recipe.replace(
         per_device_train_batch_size=padded_rows, gradient_accumulation_steps=micro_batches
     )
-    found = {"padded": padded, "padding-free": recipe.replace(padding_free=True)}
+    flat = recipe.replace(padding_free=True, pad_to_multiple_of=multiple)
+    found = {"padded": padded, "padding-free": flat}
     if importlib.util.find_spec("flash_attn") is not None:
-        found["padding-free, flash-attn"] = recipe.replace(
-            padding_free=True, attn_implementation="flash_attention_2"
-        )
+        found["padding-free, flash-attn"] = flat.replace(attn_implementation="flash_attention_2")
     return found
 
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=96)
     parser.add_argument("--padded-rows", type=int, help="rows of a padded micro-batch")
     parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--pad-to-multiple-of", type=int, help="of the padding-free row")
     parser.add_argument("--loss", default="nll", choices=tuple(HEAD_LOSSES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=20)
@@ -109,7 +111,9 @@ def main() -> None:
     )
     made = {
         name: (side, prepare(side, "cuda"))
-        for name, side in sides(recipe, options.padded_rows or options.rows).items()
+        for name, side in sides(
+            recipe, options.padded_rows or options.rows, options.pad_to_multiple_of
+        ).items()
     }
     model = materialize(made["padded"][1].model, "cuda", init=True, seed=0)
     runs = {name: Side(side, prepared, model) for name, (side, prepared) in made.items()}
@@ -118,16 +122,17 @@ def main() -> None:
         model.set_attn_implementation(run.attention)
         losses[name] = float(run.forward_backward())
         model.zero_grad()
-    for _ in range(options.repeats + 3):
+    for _ in range(options.repeats + WARM_UP):
         for run in runs.values():
             run.time()
-    padded = statistics.median(runs["padded"].times[3:])
-    useful, slots = runs["padding-free"].slots, runs["padded"].slots
+    padded = statistics.median(runs["padded"].times[WARM_UP:])
+    slots = runs["padded"].slots
+    useful = sum(int(batch["attention_mask"].sum()) for batch in runs["padded"].batches)
     print(f"{MODEL}, {options.rows} docstrings, {useful} tokens in {slots} padded slots")
     print(f"{'':<26}{'ms':>8}{'of padded x share':>19}{'loss':>9}")
     table = {}
     for name, run in runs.items():
-        ms = statistics.median(run.times[3:])
+        ms = statistics.median(run.times[WARM_UP:])
         ratio = ms / (padded * useful / slots)
         table[name] = {"ms": round(ms, 3), "ratio": round(ratio, 4), "loss": losses[name]}
         print(f"{name:<26}{ms:>8.1f}{ratio:>19.3f}{losses[name]:>9.4f}")
@@ -140,6 +145,7 @@ def main() -> None:
         "rows": options.rows,
         "padded_rows": options.padded_rows or options.rows,
         "max_length": options.max_length,
+        "pad_to_multiple_of": options.pad_to_multiple_of,
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "loss_type": options.loss,
         "useful_tokens": useful,
