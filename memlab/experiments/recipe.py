@@ -208,15 +208,17 @@ class Recipe:
         return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
 
     def to_trl(self, **arguments: Any) -> Any:
-        """The same run as a `trl.SFTConfig` of the installed TRL; `arguments` go to it as they are.
+        """The same run as the configuration of its trainer in the installed TRL: `trl.SFTConfig`,
+        `trl.DPOConfig` and so on; `arguments` go to it as they are.
 
-        The model's name goes to `SFTTrainer(model=...)`; `expandable_segments` is an environment
-        variable (PYTORCH_ALLOC_CONF). Since TRL 1.15 `loss_type="nll"` is itself chunked. Raises
-        MemlabError when TRL is not installed.
+        The models' names go to the trainer, `SFTTrainer(model=...)`; `expandable_segments` is an
+        environment variable (PYTORCH_ALLOC_CONF). Since TRL 1.15 `loss_type="nll"` is itself
+        chunked. Warns of a switch that TRL's trainer does without. Raises MemlabError when TRL is
+        not installed, ValueError for what its trainer can't take.
         """
-        from memlab.experiments.trl_spelling import sft_config
+        from memlab.experiments.trl_spelling import config
 
-        return sft_config(self, **arguments)
+        return config(self, **arguments)
 
 
 def switch_types() -> dict[str, tuple[type, ...]]:
