@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memlab.errors import MemlabError
 from memlab.instruments.allocator import CachingAllocator
-from memlab.instruments.ledger import Ledger, thinned
+from memlab.instruments.ledger import Ledger
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
 sizes = st.lists(st.integers(0, 2**50), min_size=len(CATEGORIES), max_size=len(CATEGORIES))
@@ -84,7 +84,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
 @given(ledgers(), st.integers(1, 20))
 def test_thinning_keeps_the_peak_of_every_phase(ledger: Ledger, points: int) -> None:
     whole = list(ledger.samples())
-    few = thinned(iter(whole), points=points)
+    few = ledger.thinned(points=points)
     assert set(few) <= set(whole)
     assert [s.event for s in few] == sorted({s.event for s in few})
     for phase in {s.phase for s in whole}:
@@ -96,15 +96,16 @@ def test_thinning_keeps_the_peak_of_every_phase(ledger: Ledger, points: int) -> 
 def test_samples_follow_the_events(ledger: Ledger) -> None:
     whole = list(ledger.samples())
     assert len(whole) == len(ledger.events) - ledger.step_start + 1
-    live: dict[int, int] = {}
-    totals = []
-    for event in ledger.events:
-        if event >= 0:
-            live[event] = ledger.births[event].nbytes
-        else:
-            del live[~event]
-        totals.append(sum(live.values()))
-    assert [s.total for s in whole[1:]] == totals[ledger.step_start :]
+    live = [0] * len(CATEGORIES)
+    expected = []
+    for at, event in enumerate(ledger.events):
+        birth = ledger.births[max(event, ~event)]
+        live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes
+        phase = [name for start, name in ledger.phases if start <= at][-1]
+        expected.append((phase, tuple(live)))
+    assert [(s.phase, s.bytes) for s in whole[1:]] == expected[ledger.step_start :]
+    if ledger.step_start:
+        assert whole[0].bytes == expected[ledger.step_start - 1][1]
     last = whole[-1]
     assert sum(ledger.alive_at(last.event).values()) == last.total
     flow = sum(nbytes for _, nbytes in ledger.allocations())

@@ -12,7 +12,7 @@ from memlab.experiments.training import prepare, train
 from memlab.experiments.versions import versions
 from memlab.instruments.allocator import CachingAllocator
 from memlab.instruments.device import simulated_device, simulated_gpu
-from memlab.instruments.ledger import Ledger, thinned
+from memlab.instruments.ledger import Ledger
 from memlab.instruments.measurement import CATEGORIES, Measurement
 from memlab.instruments.meter import Meter
 from memlab.models.build import config_digest
@@ -80,7 +80,7 @@ def measurement(
     simulated: bool,
 ) -> Measurement:
     """What the meter counted in its last step, beside the caching allocator's peaks, if any."""
-    timeline = thinned(meter.ledger.samples())
+    timeline = meter.ledger.thinned()
     peak = max(timeline, key=lambda sample: sample.total)
     return Measurement(
         metered_peak_bytes=peak.total,

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from memlab.instruments.measurement import CATEGORIES, Sample
 
 TEMPORARIES = CATEGORIES.index("temporaries")
@@ -106,19 +108,38 @@ class Ledger:
 
     def samples(self) -> Iterator[Sample]:
         """The live bytes by category after each event of the last step, its start first."""
-        live = [0] * len(CATEGORIES)
-        for k in self.events[: self.step_start]:
-            self._apply(k, live)
-        changes = iter(self.phases)
-        upcoming = next(changes)
-        phase = upcoming[1]
-        for at in range(self.step_start, len(self.events) + 1):
-            if at > self.step_start:
-                self._apply(self.events[at - 1], live)
-            while upcoming and upcoming[0] <= max(at - 1, self.step_start):
-                phase = upcoming[1]
-                upcoming = next(changes, None)
-            yield Sample(at - self.step_start, phase, tuple(live))
+        live, phases = self._course()
+        for at, phase in enumerate(phases):
+            yield Sample(at, phase, tuple(live[at].tolist()))
+
+    def thinned(self, *, points: int = 600) -> tuple[Sample, ...]:
+        """About `points` of the samples, in order: of each stretch the highest and the last."""
+        live, phases = self._course()
+        totals, names = live.sum(1), np.unique(phases, return_inverse=True)[1]
+        stretch = max(1, len(totals) // points)
+        begins = np.diff(names, prepend=-1) != 0  # another phase, another stretch
+        begins[::stretch] = True
+        starts = np.flatnonzero(begins).tolist()
+        kept = {0}
+        for start, end in itertools.pairwise([*starts, len(totals)]):
+            kept |= {start + int(totals[start:end].argmax()), end - 1}
+        return tuple(Sample(at, phases[at], tuple(live[at].tolist())) for at in sorted(kept))
+
+    def _course(self) -> tuple[np.ndarray, list[str]]:
+        """After each event of the last step, its start first: bytes (S, categories), the phase."""
+        events = np.array(self.events, dtype=np.int64)
+        births = np.where(events < 0, ~events, events)
+        nbytes = np.fromiter((birth.nbytes for birth in self.births), np.int64)[births]
+        category = np.fromiter((birth.category for birth in self.births), np.int64)[births]
+        changes = np.where(events < 0, -nbytes, nbytes)
+        live = np.zeros((len(events) - self.step_start + 1, len(CATEGORIES)), dtype=np.int64)
+        np.add.at(live[0], category[: self.step_start], changes[: self.step_start])
+        live[np.arange(1, len(live)), category[self.step_start :]] = changes[self.step_start :]
+        live.cumsum(0, out=live)
+        begun, names = zip(*self.phases, strict=True)
+        last = np.maximum(np.arange(len(live)) - 1, 0) + self.step_start  # the event, from 0
+        entered = np.searchsorted(begun, last, side="right") - 1
+        return live, [names[number] for number in entered.tolist()]
 
     def alive_at(self, event: int) -> dict[str, int]:
         """Bytes alive after `event` of the last step, by the operation that made them."""
@@ -133,10 +154,6 @@ class Ledger:
             birth = self.births[k]
             by_op[birth.op] = by_op.get(birth.op, 0) + birth.nbytes
         return dict(sorted(by_op.items(), key=lambda item: (-item[1], item[0])))
-
-    def _apply(self, event: int, live: list[int]) -> None:
-        birth = self.births[max(event, ~event)]
-        live[birth.category] += birth.nbytes if event >= 0 else -birth.nbytes
 
     def worked(self, nbytes: tuple[int, ...], *, keeps: bool = False) -> None:
         """Record what the last operation allocated inside itself, and freed unless it keeps it."""
@@ -156,17 +173,3 @@ class Ledger:
             while upcoming and upcoming.before_event <= at + 1:
                 yield from upcoming.allocations()
                 upcoming = next(inside, None)
-
-
-def thinned(samples: Iterator[Sample], *, points: int = 600) -> tuple[Sample, ...]:
-    """About `points` of the samples, in order: of each stretch the highest and the last."""
-    whole = list(samples)
-    stretch = max(1, len(whole) // points)
-    kept = {0: whole[0]}
-    for start in range(0, len(whole), stretch):
-        part = whole[start : start + stretch]
-        for _, same_phase in itertools.groupby(part, key=lambda sample: sample.phase):
-            run = list(same_phase)
-            highest = max(run, key=lambda sample: sample.total)
-            kept[highest.event], kept[run[-1].event] = highest, run[-1]
-    return tuple(kept[event] for event in sorted(kept))
