@@ -231,6 +231,48 @@ def test_head_parts_know_logit_scales_and_adapters():
         head_parts(nn.Linear(2, 2))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [1, 2]},  # of tied weights
+    ],
+)
+def test_an_adapter_on_the_head_is_refused(adapted: dict):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny(), LoraConfig(**adapted))
+    with pytest.raises(
+        ValueError, match=r"adapts lm_head, the head: .* would leave the adapter out"
+    ):
+        head_parts(model)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads it
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        {"target_modules": "all-linear"},  # but the head, says peft
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ],
+)
+def test_an_adapter_elsewhere_or_a_head_trained_whole_is_in_the_logits(adapted: dict):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny(), LoraConfig(**adapted))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            nn.init.normal_(parameter, std=0.1)
+    parts, ids = head_parts(model), torch.arange(12).view(2, 6)
+    hidden = parts.backbone(input_ids=ids).last_hidden_state
+    logits = nn.functional.linear(hidden, parts.head.weight, parts.head.bias)
+    torch.testing.assert_close(logits, model(input_ids=ids).logits)
+
+
 def test_checkpointing_runs_each_layer_once_more():
     model = tiny().train()
     calls = []

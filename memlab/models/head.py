@@ -23,7 +23,8 @@ class HeadParts:
 def head_parts(model: Any) -> HeadParts:
     """The parts of a transformers causal language model, peft-wrapped or not.
 
-    Raises TypeError for a model without a decoder or without an output embedding.
+    Raises TypeError for a model without a decoder or without an output embedding, ValueError for
+    a head that is adapted itself: logits made from its weight would leave the adapter out.
     """
     if hasattr(model, "get_base_model"):  # peft puts its layers inside the base model
         model = model.get_base_model()
@@ -31,6 +32,12 @@ def head_parts(model: Any) -> HeadParts:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if backbone is None or head is None:
         raise TypeError(f"{type(model).__name__} is not a causal language model with a head")
+    if hasattr(head, "base_layer") or not hasattr(head, "bias"):  # peft's layers; trained tokens
+        name = next(name for name, module in model.named_modules() if module is head)
+        raise ValueError(
+            f"peft_config adapts {name}, the head: losses take its weight, and would leave the "
+            f"adapter out; give others to it, or modules_to_save=[{name!r}] to train it whole"
+        )
     config = model.config
     scale = getattr(config, "logit_scale", None)  # Cohere multiplies
     divisor = getattr(config, "logits_scaling", None)  # Granite divides
