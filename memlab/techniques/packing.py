@@ -10,7 +10,7 @@ Unlike    TRL's pack_dataset: all rows at once, not each 1000 apart, a length (n
 """
 
 import warnings
-from bisect import bisect_left, insort
+from bisect import insort
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,43 +34,44 @@ class Placement(NamedTuple):
 def _moves(sizes: np.ndarray, counts: np.ndarray, L: int) -> np.ndarray:
     """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 4), in time: room,
     left, bins, each: `bins` bins with `room` free took `each` items each and kept `left`."""
-    moves, rooms, waiting = [], [L], {L: int(counts.sum()) + 1}  # ascending; bins by room; L: new
-    for length, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+    waiting = dict(zip((L - sizes[sizes > L // 2]).tolist(), counts.tolist(), strict=False))
+    later, moves = [*waiting], [x for room, n in waiting.items() for x in (L, room, n, 1)]  # alone
+    wider, room, free = [], L, int(counts.sum()) + 1  # the tightest room that suffices, its bins
+    for length, count in zip(*np.stack([sizes, counts])[:, len(later) :].tolist(), strict=True):
+        while later and later[-1] >= length:  # rooms too small until now, ascending
+            room, free, wider = (left := later.pop()), waiting.pop(left), [room, free, wider]
         while count:
-            at = bisect_left(rooms, length)
-            free = waiting[room := rooms[at]]  # bins with the tightest room; it stays that, so:
             each = count if count * length <= room else room // length
             bins = free if free * each <= count else count // each
-            left, count = room - each * length, count - bins * each
+            left, count, free = room - each * length, count - bins * each, free - bins
             moves += room, left, bins, each
-            waiting[room] = free - bins
-            if bins == free:
-                del rooms[at]
             if not waiting.setdefault(left, 0):
-                insort(rooms, left)
+                insort(later, left)
             waiting[left] += bins
+            if not free:
+                room, free, wider = wider
     return np.fromiter(moves, np.int64).reshape(-1, 4)
 
 
-def _best_fit(lengths: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items of 1 to L tokens -> their order (n,), bin after bin, and offsets (bins + 1,): longest
-    first, each into the bin with the least room (of several the one so longest), or a new one."""
+def _best_fit(items: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
+    """Items of up to L tokens (0: nowhere) -> their order, bin after bin, and offsets (bins + 1,):
+    longest first, each into the bin with the least room (of several the one so longest), or new."""
     small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
-    order = np.argsort(L - (lengths := lengths.astype(small)), kind="stable")
-    first = np.flatnonzero(np.diff(falling := lengths[order], prepend=small.type(0)))  # of each
+    order = np.argsort(L - (items := items.astype(small)), kind="stable")[: np.count_nonzero(items)]
+    falling = items[order]
+    first = np.flatnonzero(np.append(falling[:1], falling[:-1] - falling[1:]) > 0)  # of each length
     moves = _moves(falling[first], np.diff(first, append=len(order)), L)
     room, left, each = (np.repeat(moves[:, i].astype(small), moves[:, 2]) for i in (0, 1, 3))
-    # First in, first out: the j-th to take a bin with room r goes on where the j-th to leave one
-    # with room r stopped. Such links, followed backward, end at the move that opened the bin.
-    taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]
-    leaving = np.argsort(left, kind="stable")
+    taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]  # First in, first out:
+    leaving = np.argsort(left, kind="stable")  # a room's j-th to leave is its j-th taken, so links
     a, b = (np.searchsorted(x, moves[:, 0].astype(small)) for x in (room[taking], left[leaving]))
     opened = np.arange(len(room))
-    opened[taking] = leaving[np.arange(len(taking)) + np.repeat(b - a, moves[:, 2])[taking]]
-    while not np.array_equal(opened, further := opened[opened]):
-        opened = further
-    bins = np.repeat((np.cumsum(room == L) - 1)[opened], each)  # one an item, longest first
-    return order[np.argsort(bins, kind="stable")], np.append(0, np.bincount(bins)).cumsum()
+    opened[taking] = link = leaving[np.arange(len(taking)) + np.repeat(b - a, moves[:, 2])[taking]]
+    while (room[link] < L).any():  # lead back to the move that opened the bin
+        opened[taking] = link = opened[link]
+    bins = np.repeat(np.cumsum(room == L)[opened], each)  # from 1 on, one an item, longest first
+    offsets = np.cumsum(np.bincount(bins, minlength=1))
+    return order[np.argsort(bins.astype(np.min_scalar_type(len(offsets))), kind="stable")], offsets
 
 
 def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placement:
@@ -88,8 +89,8 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
     kinds, total = "iu" if len(lengths) else "f", lengths.sum(dtype=float)
     if lengths.dtype.kind not in kinds or (lengths < 0).any() or total > 2**62:
         raise TypeError("lengths: give whole numbers, 0 or more, of at most 2**62 tokens in all")
-    lengths = lengths.astype(np.int64)
     L = max(1, min(int(max_length), int(lengths.sum())))  # more room than tokens changes nothing
+    lengths = np.minimum(lengths, L if strategy == "bfd" else 2**62, dtype=int, casting="unsafe")
     if strategy == "wrapped":
         ends = np.cumsum(lengths)
         cuts, _ = np.unique(np.r_[0, ends, 0 : ends[-1:].sum() : L], return_counts=True)  # by sort
@@ -97,12 +98,12 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
         starts = cuts[:-1] - (ends - lengths)[rows]
         offsets = np.flatnonzero(np.append(cuts[:-1] % L == 0, True))
         return Placement(rows, starts, starts + np.diff(cuts), offsets)
-    pieces = -(-lengths // L) if strategy == "bfd_split" else np.minimum(lengths, 1)
-    rows = np.repeat(np.arange(len(lengths)), pieces)
-    starts = L * (np.arange(len(rows)) - np.repeat(np.cumsum(pieces) - pieces, pieces))
+    cut = np.flatnonzero((whole := lengths // L) > 0)  # pieces of L tokens, a bin each
+    order, offsets = _best_fit(lengths - L * whole, L)
+    rows = np.append(full := np.repeat(cut, whole[cut]), order)
+    starts = L * np.append(np.arange(len(full)) - (np.cumsum(whole) - whole)[full], whole[order])
     stops = np.minimum(lengths[rows], starts + L)
-    order, offsets = _best_fit(stops - starts, L)
-    return Placement(rows[order], starts[order], stops[order], offsets)
+    return Placement(rows, starts, stops, np.append(np.arange(len(full)), offsets + len(full)))
 
 
 def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> dict[str, Any]:
@@ -116,8 +117,7 @@ def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> di
     if not (sizes and all(np.array_equal(sizes[0], s) for s in sizes)) or "seq_lengths" in ragged:
         raise ValueError(f"columns {[*ragged]}: give some, equally long in each row, unpacked")
     rows, starts, stops, offsets = place(sizes[0], max_length, strategy)
-    ends = np.append(0, np.cumsum(stops - starts))[offsets]
-    packed = {}
+    ends, packed = np.append(0, np.cumsum(stops - starts))[offsets], {}
     for name, (values, first, last) in ragged.items():
         if strategy == "wrapped" and np.array_equal(first[1:], last[:-1]):
             values = values[first[0] : last[-1]] if len(rows) else values[:0]  # nothing moves
