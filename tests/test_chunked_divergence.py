@@ -207,12 +207,19 @@ def test_case_14_fp32_heads_under_bf16_hidden_states():
     assert_same([value, dh, dw], [full[0], full[1].bfloat16(), full[2]], 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_case_14_never_copies_a_head(dtype):
+@pytest.mark.parametrize(
+    ("hidden", "dtype"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_case_14_never_copies_a_head(hidden, dtype):
     n, v, d = 6, 3000, 600  # a copy of these heads dwarfs everything else
     h, w, y, _ = inputs(n, v, d, torch.float32, masked=0)
-    other = teacher_of(n, v, d, torch.bfloat16, with_bias=False)
-    h, w, other["w"] = h.bfloat16().requires_grad_(), w.to(dtype), other["w"].to(dtype)
+    other = teacher_of(n, v, d, hidden, with_bias=False)
+    h, w, other["w"] = h.to(hidden).requires_grad_(), w.to(dtype), other["w"].to(dtype)
     with Meter(h, w, y, other["h"], other["w"]) as meter:
         divergence(h, w, y, teacher=other, chunk=2).backward()
     assert meter.peak < v * d * w.itemsize / 4

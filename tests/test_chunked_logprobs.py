@@ -205,11 +205,18 @@ def test_case_14_an_fp32_head_under_bf16_hidden_states():
     assert_same([value, dh, dw], [full[0], full[1].bfloat16(), full[2]], 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_case_14_never_copies_the_head(dtype):
+@pytest.mark.parametrize(
+    ("hidden", "dtype"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_case_14_never_copies_the_head(hidden, dtype):
     n, v, d = 6, 3000, 400  # a copy of this head dwarfs everything else
     h, w, y, _ = inputs(n, v, d, torch.float32, masked=0)
-    h, w = h.bfloat16().requires_grad_(), w.to(dtype)
+    h, w = h.to(hidden).requires_grad_(), w.to(dtype)
     with Meter(h, w, y) as meter:
         token_logprobs(h, w, y, chunk=2).sum().backward()
     assert meter.peak < v * d * w.itemsize / 4
