@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from memlab.experiments.simulation import replay
 from memlab.instruments import extrapolation
 from memlab.instruments.device import simulated_gpu
-from memlab.instruments.extrapolation import extrapolated
+from memlab.instruments.extrapolation import Extrapolation
 from memlab.instruments.meter import Meter
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import fake_tensors_are_computed
@@ -67,7 +67,7 @@ def rolled(
                     head=head,
                     max_completion_length=limit,
                     label=meter.label,
-                    take=partial(extrapolated, meter) if extrapolate else one_by_one,
+                    take=Extrapolation(meter) if extrapolate else one_by_one,
                     **options,
                 )
             after = torch.ones(3, device=device)  # and goes on as after the whole run
@@ -138,7 +138,8 @@ def test_a_window_that_fills_up_is_run_token_by_token(prompt: int, run: int) -> 
 
 
 def test_training_goes_on_as_after_a_whole_run() -> None:
-    def run(take: Callable[[Meter], Take]) -> Meter:
+    def run(take: Callable[[Meter], Take]) -> tuple[Meter, int]:
+        passes = []
         model = build_meta("memlab/tiny", dtype=torch.bfloat16).train()
         with simulated_gpu() as device, fake_tensors_are_computed():
             materialize(model, device)
@@ -147,6 +148,9 @@ def test_training_goes_on_as_after_a_whole_run() -> None:
             with meter:
                 meter.watch(model, optimizer)
                 head = head_parts(model)
+                head.backbone.register_forward_pre_hook(
+                    lambda *_: None if torch.is_grad_enabled() else passes.append(1)
+                )
                 losses = grpo.train(
                     model,
                     optimizer,
@@ -167,15 +171,20 @@ def test_training_goes_on_as_after_a_whole_run() -> None:
                     phase=meter.phase,
                 )
                 assert [loss.shape for loss in losses] == [()] * 2
-        return meter
+        return meter, len(passes)
 
-    assert_same(run(lambda meter: partial(extrapolated, meter)), run(lambda _: one_by_one))
+    (fast, few), (slow, many) = run(Extrapolation), run(lambda _: one_by_one)
+    assert_same(fast, slow)
+    assert (few, many) == (
+        RUN + extrapolation.FIRST,
+        2 * 16,
+    )  # the second rollout is like the first
 
 
 def counted(tokens: Callable[[torch.device], Tokens], limit: int, take: str) -> tuple[Meter, int]:
     with simulated_gpu() as device, Meter(device.type) as meter:
         taken = (
-            extrapolated(meter, tokens(device), limit)
+            Extrapolation(meter)(tokens(device), limit)
             if take == "extrapolated"
             else one_by_one(tokens(device), limit)
         )

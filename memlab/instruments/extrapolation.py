@@ -42,24 +42,44 @@ class _Deeds(NamedTuple):
         return self.closed and self[2:] == other[2:]
 
 
-def extrapolated(meter: Meter, tokens: Tokens, limit: int) -> list[Tensor]:
-    """The first `limit` of `tokens(0)`, and in the ledger what running them all would leave there.
+class Extrapolation:
+    """A `take` of `trainers.generate` for the rollouts of one model under one meter.
 
-    `tokens(n)` are those after n others; on a simulated device, where no value matters, any cache
-    will do for that. A token that is not run is an empty tensor like the others, with a storage of
-    its own. `partial(extrapolated, meter)` is a `take` of `trainers.generate`.
-
-    Raises RuntimeError when the tokens that were set apart leave a storage behind.
+    A rollout like one before, with as long prompts and completions, needs only its first tokens.
     """
-    running = tokens(0)
-    taken, deeds = _run(meter, running, min(limit, FIRST))
-    missing = limit - len(taken)
-    if len(taken) == FIRST and missing > LAST:
-        growth = _growth(deeds[-1], _set_apart(meter, tokens, limit - LAST), missing)
-        own = meter.birth_of(taken[-1])
-        if growth is not None and own is not None and _else_dead(deeds[-1], own):
-            return [*taken, *_skip(meter, taken[-1], own, deeds[-1], growth, missing)]
-    return [*taken, *islice(running, missing)]
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self._known: list[tuple[object, list[int] | None]] = []  # what was run, how tokens grow
+
+    def __call__(self, tokens: Tokens, limit: int) -> list[Tensor]:
+        """The first `limit` of `tokens(0)`; the ledger is left as by running them all.
+
+        `tokens(n)` are those after n others; on a simulated device, where no value matters, any
+        cache will do for that. A token that is not run is an empty tensor like the others, with a
+        storage of its own.
+
+        Raises RuntimeError when the tokens that were set apart leave a storage behind.
+        """
+        running = tokens(0)
+        taken, deeds = _run(self.meter, running, min(limit, FIRST))
+        missing = limit - len(taken)
+        if len(taken) == FIRST and missing > LAST:
+            growth = self._growth(deeds[-1], tokens, missing)
+            own = self.meter.birth_of(taken[-1])
+            if growth is not None and own is not None and _else_dead(deeds[-1], own):
+                return [*taken, *_skip(self.meter, taken[-1], own, deeds[-1], growth, missing)]
+        return [*taken, *islice(running, missing)]
+
+    def _growth(self, third: _Deeds, tokens: Tokens, missing: int) -> list[int] | None:
+        ran = missing, third[1:]
+        for before, growth in self._known:
+            if before == ran:
+                return growth
+        last = _set_apart(self.meter, tokens, FIRST + missing - LAST)
+        growth = _growth(third, last, missing)
+        self._known.append((ran, growth))
+        return growth
 
 
 def _run(meter: Meter, running: Iterator[Tensor], count: int) -> tuple[list[Tensor], list[_Deeds]]:
