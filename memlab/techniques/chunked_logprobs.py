@@ -107,14 +107,10 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, softcap: float 
         raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
 
 
-def token_stats(h, w, y, *, bias=None, logit_scale=1.0, softcap=None, chunk=1024, stats=True):
-    """Log-probability, entropy (nats) and top-1 hit (bool) of each label, all (N,), 0 where -100.
-
-    The last two carry no gradient. Arguments and errors as for `token_logprobs`.
-    """
+def _by_chunks(h, w, y, bias, scale, softcap, chunk, *, stats) -> tuple[Tensor, ...]:
     _check(h, w, y, bias, softcap, chunk)
     rows = (y != -100).nonzero()[:, 0]
-    return _ByChunks.apply(h, w, y, bias, rows, chunk, logit_scale, softcap, stats)
+    return _ByChunks.apply(h, w, y, bias, rows, chunk, scale, softcap, stats)
 
 
 def token_logprobs(
@@ -126,8 +122,17 @@ def token_logprobs(
     z = logit_scale * (h @ w.T + bias). ValueError: shapes, y empty, chunk, softcap. TypeError:
     dtypes.
     """
-    head = {"bias": bias, "logit_scale": logit_scale, "softcap": softcap}
-    return token_stats(h, w, y, **head, chunk=chunk, stats=False)[0]
+    return _by_chunks(h, w, y, bias, logit_scale, softcap, chunk, stats=False)[0]
+
+
+def token_stats(
+    h: Tensor, w: Tensor, y: Tensor, *, bias=None, logit_scale=1.0, softcap=None, chunk=1024
+) -> tuple[Tensor, ...]:
+    """Log-probability, entropy (nats) and top-1 hit (bool) of each label, all (N,), 0 where -100.
+
+    The last two carry no gradient. Arguments and errors as for `token_logprobs`.
+    """
+    return _by_chunks(h, w, y, bias, logit_scale, softcap, chunk, stats=True)
 
 
 def full_token_logprobs(
