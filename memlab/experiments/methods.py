@@ -16,7 +16,7 @@ from torch import Tensor
 from memlab.experiments import heads
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.rules import own
-from memlab.instruments.extrapolation import extrapolated
+from memlab.instruments.extrapolation import Extrapolation
 from memlab.instruments.meter import Meter
 from memlab.models.head import HeadParts, head_parts
 from memlab.models.score import score_parts
@@ -97,7 +97,7 @@ class Method:
             max_length=recipe.max_length if recipe.trainer == "online_dpo" else None,
             pad_to_multiple_of=recipe.pad_to_multiple_of,
             label=self.meter.label,
-            take=partial(extrapolated, self.meter),
+            take=Extrapolation(self.meter),
         )
         options = {
             "rollout": roll,

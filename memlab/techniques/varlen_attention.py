@@ -112,7 +112,8 @@ def attention(
             f"attn_implementation={NAME!r} does no softcapping (softcap={softcap}) and no dropout "
             f"({dropout}): take 'flash_attention_2', which does both"
         )
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Not x[0]: in backward that is a row of zeros, filled, where squeeze is a view.
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     out = varlen_attention(
         q, k, v, cu_seq_lens_q, max_length_q, scale=scaling, window=sliding_window
     )
