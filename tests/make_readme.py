@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.experiments import Recipe, measure
-from memlab.experiments.batching import last_step
+from memlab.experiments.trainer_batches import last_step
 from memlab.instruments.measurement import Measurement
 
 ROOT = Path(__file__).parent.parent

@@ -23,6 +23,7 @@ from memlab.errors import MemlabError
 from memlab.experiments import Comparison, Recipe, training
 from memlab.experiments.recipe import CHOICES
 from memlab.experiments.row import ROW_TYPE, Row
+from memlab.experiments.rules import IN_PAIRS, ONLINE, TRAINERS
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
 # By name: `memlab.cli.compare` holds a function `compare` too.
@@ -204,6 +205,49 @@ def test_compare_gives_both_sides_the_data_set(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--trainer dpo", "memlab/tiny, DPO of 4 pairs, 8 x 1024 tokens"),
+        ("--trainer reward --batch-size 2", "memlab/tiny, Reward of 2 pairs, 4 x 1024 tokens"),
+        ("--trainer kto", "memlab/tiny, KTO, 4 x 1024 tokens"),
+        ("--set trainer=grpo", "memlab/tiny, GRPO of 4 completions, 4 x 1024 tokens"),
+        ("--trainer online_dpo", "memlab/tiny, Online DPO of 4 prompts, 8 x 1024 tokens"),
+        ("--trainer dpo --dataset chat", "slots (chat, max_length 1024, seed 0)"),
+        ("--trainer rloo --dataset chat", "slots (chat, prompts whole, seed 0)"),
+    ],
+)
+def test_estimate_names_the_trainer_and_its_batch(
+    arguments: str,
+    says: str,
+    measured: list[tuple[Recipe, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["estimate", "--model", "memlab/tiny", *arguments.split()]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert says in told
+    recipe = measured[0][0]
+    assert f"{recipe.trainer}" in arguments
+    if recipe.dataset == "full":
+        rows, slots = batch_shape(recipe)
+        assert f"{rows} x {slots} tokens" in says
+    else:
+        most = int(told.rpartition("--max-length ")[2])
+        assert most >= batch_shape(recipe)[1]
+        assert batch_shape(recipe.replace(dataset="full", max_length=most))[1] == most
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_estimate_runs_each_trainer(trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--model memlab/tiny --max-length 32 --device simulated --json".split()
+    completions = ["--set", "max_completion_length=8"] if trainer in ONLINE else []
+    assert main(["estimate", "--trainer", trainer, *sizes, *completions]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recipe"]["trainer"] == trainer
+    assert told["batch_shape"] == [8 if trainer in IN_PAIRS else 4, 32]
+    assert told["metered_peak_bytes"] > 1_000_000
+
+
+@pytest.mark.parametrize(
     ("switches", "says"),
     [
         ("--set packing=true", "nothing is left for packing to do"),
@@ -211,6 +255,10 @@ def test_compare_gives_both_sides_the_data_set(
         ("--set padding_free=true --set dataset=chat", "--dataset chat gives both the same"),
         ("--dataset docstrings --set max_length=64", "from docstrings; other batches differ"),
         ("--set dataset=chat", "4 x 1024 tokens -> "),
+        ("--set trainer=dpo", "batch: 4 x 1024 tokens -> 8 x 1024 tokens"),
+        ("--set trainer=kto --set loss_type=chunked_nll", "--trainer kto gives both the same"),
+        ("--trainer dpo --set padding_free=true", "such as --dataset chat"),
+        ("--trainer kto --dataset chat --set max_length=64", "from chat; other batches differ"),
     ],
 )
 def test_compare_says_what_the_data_mean(
@@ -306,6 +354,19 @@ def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, 
         ("compare --max-length long", "max_length='long': give a whole number or none"),
         ("compare --max-length none", "'docstrings'"),
         ("compare --dataset chats", "'chat_like'"),
+        ("estimate --trainer ppo", "'online_dpo'"),
+        ("estimate --trainer dpo --dataset docstrings", "give 'full' or 'prompt_completion'"),
+        ("estimate --trainer dpo --set loss_type=sigmoid", "memlab.trainers.dpo.train"),
+        ("estimate --trainer kto --batch-size 1", "give 2 rows or more a step"),
+        ("estimate --trainer grpo --batch-size 1", "give 2 completions"),
+        ("estimate --trainer grpo --max-length 256", "give a max_length above 256"),
+        ("estimate --set num_generations=4", "only 'grpo', 'rloo' have it"),
+        ("compare --trainer rloo --set use_liger_kernel=true", "liger-kernel has no loss for it"),
+        (
+            "estimate --trainer grpo --dataset chat --model memlab/tiny "
+            "--set max_completion_length=4000",
+            "max_completion_length=4000 after the prompts of dataset='chat': rows of 4301 tokens",
+        ),
         ("compare --max-length 0", "give 2 or more"),
         ("compare --batch-size -1", "give 1 or more"),
         ("estimate --model no/such-model", "Qwen/Qwen3-0.6B"),

@@ -11,7 +11,6 @@ import pytest
 
 from memlab.errors import MemlabError
 from memlab.experiments import Recipe, measure, price, record, recorded
-from memlab.experiments.batching import last_step
 from memlab.experiments.recordings import (
     NOISE,
     SHORT_MS,
@@ -22,6 +21,7 @@ from memlab.experiments.recordings import (
 )
 from memlab.experiments.recordings import folder as recordings_folder
 from memlab.experiments.simulation import replay, simulated_run
+from memlab.experiments.trainer_batches import last_step
 from memlab.instruments import allocator
 from memlab.instruments.measurement import Measurement
 

@@ -21,8 +21,8 @@ from memlab.data.preferences import (
 )
 from memlab.experiments import Recipe
 from memlab.experiments.batching import micro_batches
-from memlab.experiments.rules import OF_SOME, ONLINE
-from memlab.experiments.trainer_batches import last_step, step_batches
+from memlab.experiments.rules import OF_SOME, ONLINE, own
+from memlab.experiments.trainer_batches import last_rows, last_step, longest_row, step_batches
 from memlab.models.build import build_meta, materialize
 from memlab.models.head import head_parts
 from memlab.models.score import build_score_meta, score_parts
@@ -240,6 +240,51 @@ def test_the_measured_step_is_the_last(trainer):
         if trainer in ONLINE:
             one, other = {"prompt": one}, {"prompt": other}
         assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize("trainer", [*OFFLINE, "sft"])
+def test_rows_of_the_measured_step(trainer, flattened):
+    if flattened and trainer == "gkd":
+        pytest.skip("gkd has no padding-free rows")
+    recipe = recipe_of(trainer=trainer, gradient_accumulation_steps=2, padding_free=flattened)
+    step, rows = last_step(recipe), last_rows(recipe)
+    assert [(b["labels"].shape, b["labels"].numel()) for b in step] == [
+        ((r.rows, r.slots), r.rows * r.slots) for r in rows
+    ]
+    assert [list(r.documents) for r in rows] == [[len(ids) for ids, _ in rows_in(b)] for b in step]
+    most = longest_row(recipe.replace(max_length=None))
+    assert all(max(r.documents) <= min(most, 20) for r in rows)
+
+
+@pytest.mark.parametrize("multiple", [None, 16])
+@pytest.mark.parametrize("max_length", [12, 40])
+@pytest.mark.parametrize("trainer", ONLINE)
+def test_rows_that_a_rollout_makes(trainer, max_length, multiple):
+    recipe = recipe_of(
+        trainer=trainer,
+        gradient_accumulation_steps=2,
+        max_length=max_length,
+        max_completion_length=7,
+        pad_to_multiple_of=multiple,
+    )
+    model = tiny()
+    repeats = own(recipe, "num_generations") or 2
+    rolled = rollout(
+        model,
+        [prompt for prompt in last_step(recipe) for _ in range(repeats)],
+        head=head_parts(model),
+        max_completion_length=7,
+        max_length=max_length if trainer == "online_dpo" else None,
+        pad_to_multiple_of=multiple,
+    )
+    rows = last_rows(recipe)
+    assert sum(r.rows for r in rows) == len(rolled.input_ids)
+    assert {r.slots for r in rows} == {rolled.input_ids.shape[1]}
+    assert [r.rows for r in rows] == [8 if trainer == "online_dpo" else 4] * 2
+    assert all(max(r.documents) <= longest_row(recipe) for r in rows)
+    if multiple is None:
+        assert max(max(r.documents) for r in rows) == rolled.input_ids.shape[1]
 
 
 @pytest.mark.parametrize("dataset", ["docstrings", "chat_like"])

@@ -23,7 +23,7 @@ EXAMPLES = """\
 examples:
   memlab compare --model Qwen/Qwen3-1.7B --batch-size 4 --max-length 2048 \\
       --set loss_type=chunked_nll
-  memlab estimate --model Qwen/Qwen3-8B --set per_device_train_batch_size=1
+  memlab estimate --model Qwen/Qwen3-8B --trainer dpo --batch-size 1
   memlab run 01 06            two lessons, and their rows of the table
   memlab lab ~/memory         JupyterLab on a copy of the lessons
 
@@ -197,13 +197,24 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="a preset by its hub name; default: Qwen/Qwen3-0.6B"
     )
-    parser.add_argument("--batch-size", type=int, metavar="B", help="rows in a micro-batch")
+    parser.add_argument(
+        "--trainer",
+        metavar="NAME",
+        help="sft (default), dpo, reward, kto, grpo, rloo, online_dpo or gkd",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="what a micro-batch holds, counted as in TRL: rows; pairs (dpo, reward), completions "
+        "(grpo, rloo), prompts (online_dpo)",
+    )
     parser.add_argument("--max-length", metavar="T", help="tokens in a row, or none: cut nothing")
     parser.add_argument(
         "--dataset",
         metavar="DATA",
         help="the rows: full (default), each of max-length tokens; docstrings, prompt_completion, "
-        "chat or chat_like, of unequal length",
+        "chat or chat_like, of unequal length (trainers but sft: prompt_completion, chat)",
     )
     parser.add_argument(
         "--set",

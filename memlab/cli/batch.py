@@ -1,43 +1,59 @@
 """The batch that a command measured, in words: its slots, and what another one could take."""
 
-import math
-
-from memlab.data.lengths import lengths
 from memlab.experiments import Recipe
-from memlab.experiments.batching import last_step
+from memlab.experiments.rules import IN_PAIRS, TRAINERS
+from memlab.experiments.trainer_batches import last_rows, longest_row
 
 NEED_ROWS_OF_UNEQUAL_LENGTH = {"packing", "packing_strategy", "padding_free", "truncation_mode"}
+COUNTED = {  # what a batch is counted in, where that isn't rows
+    "dpo": "pairs",
+    "reward": "pairs",
+    "grpo": "completions",
+    "rloo": "completions",
+    "online_dpo": "prompts",
+}
 
 
 def batch_shape(recipe: Recipe) -> tuple[int, int]:
     """(rows, slots a row) of the largest micro-batch in the step that is measured, the last."""
-    rows, slots = max((batch["labels"].shape for batch in last_step(recipe)), key=math.prod)
-    return rows, slots
+    largest = max(last_rows(recipe), key=lambda batch: batch.rows * batch.slots)
+    return largest.rows, largest.slots
 
 
 def shape_in_words(recipe: Recipe) -> str:
-    """As asked for where every row is full, "4 x 1024 tokens"; else as drawn, "4 x 912 slots"."""
+    """As asked for where every row is full, "4 x 1024 tokens"; else as drawn, "4 x 912 slots".
+    Pairs have two rows each."""
     if recipe.dataset == "full":
-        return f"{recipe.per_device_train_batch_size} x {recipe.max_length} tokens"
+        rows = recipe.per_device_train_batch_size * (2 if recipe.trainer in IN_PAIRS else 1)
+        return f"{rows} x {recipe.max_length} tokens"
     rows, slots = batch_shape(recipe)
     return f"{rows} x {slots} slots"
 
 
 def title(recipe: Recipe) -> str:
-    """The model and its batch; with the data set, max_length and seed that it was drawn by."""
+    """The model, its trainer and its batch; with the data set, max_length and seed that it was
+    drawn by."""
+    named = recipe.model
+    if recipe.trainer != "sft":
+        named += f", {TRAINERS[recipe.trainer]}"
+    if counted := COUNTED.get(recipe.trainer):
+        named += f" of {recipe.per_device_train_batch_size} {counted}"
+    shape = f"{named}, {shape_in_words(recipe)}"
     if recipe.dataset == "full":
-        return f"{recipe.model}, {shape_in_words(recipe)}"
+        return shape
     cut = f"max_length {recipe.max_length}" if recipe.max_length else "nothing cut"
-    return f"{recipe.model}, {shape_in_words(recipe)} ({recipe.dataset}, {cut}, seed {recipe.seed})"
+    if recipe.trainer in ("grpo", "rloo"):
+        cut = "prompts whole"
+    return f"{shape} ({recipe.dataset}, {cut}, seed {recipe.seed})"
 
 
 def other_batches(recipe: Recipe) -> str | None:
     """What to know where rows differ in length: this batch is one of many."""
     if recipe.dataset == "full":
         return None
-    longest = max(lengths(recipe.dataset))
-    if recipe.max_length is not None and (recipe.packing or recipe.max_length < longest):
-        longest = recipe.max_length
+    longest, cut = longest_row(recipe), recipe.max_length
+    if cut is not None and recipe.trainer not in ("grpo", "rloo"):
+        longest = cut if recipe.packing else min(longest, cut)
     return (
         f"one batch of {recipe.dataset}, as seed {recipe.seed} draws it: another may take more; "
         f"the most, every row full: --dataset full --max-length {longest}"
@@ -47,6 +63,12 @@ def other_batches(recipe: Recipe) -> str | None:
 def comparison_notes(before: Recipe, after: Recipe) -> list[str]:
     """What the two sides' data mean for the figures."""
     changed = before.changes(after)
+    batches = f"batch: {shape_in_words(before)} -> {shape_in_words(after)}"
+    if "trainer" in changed and len(changed) > 1:
+        return [
+            f"{batches}; the two sides have different trainers, and that counts as saved too: "
+            f"--trainer {after.trainer} gives both the same"
+        ]
     if "dataset" in changed and len(changed) > 1:
         return [
             "the two sides hold different data, and that counts as saved too: "
@@ -56,11 +78,9 @@ def comparison_notes(before: Recipe, after: Recipe) -> list[str]:
     if after.dataset == "full" and idle:
         return [
             "every row of dataset=full is max_length tokens long, so nothing is left for "
-            f"{', '.join(idle)} to do: give rows of unequal length, such as --dataset docstrings"
+            f"{', '.join(idle)} to do: give rows of unequal length, such as --dataset "
+            + ("docstrings" if after.trainer == "sft" else "chat")
         ]
     if after.dataset == "full":
-        return []
-    return [
-        f"batch: {shape_in_words(before)} -> {shape_in_words(after)}, as seed {after.seed} draws "
-        f"it from {after.dataset}; other batches differ"
-    ]
+        return [batches] if "trainer" in changed else []
+    return [f"{batches}, as seed {after.seed} draws it from {after.dataset}; other batches differ"]

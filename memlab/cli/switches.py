@@ -12,10 +12,11 @@ NONE = ("none", "null")
 
 
 def base_recipe(options: argparse.Namespace, base: str, **switches: Any) -> Recipe:
-    """`Recipe.off` or `Recipe.defaults` with the model, data and sizes of the options, then
-    `switches`."""
+    """`Recipe.off` or `Recipe.defaults` with the model, trainer, data and sizes of the options,
+    then `switches`."""
     named = {
         "model": options.model,
+        "trainer": options.trainer,
         "dataset": options.dataset,
         "per_device_train_batch_size": options.batch_size,
     }

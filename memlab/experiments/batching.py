@@ -35,14 +35,6 @@ def micro_batches(
     return list(map(collation(recipe), split(drawn(made, size * count, recipe.seed), size)))
 
 
-def last_step(recipe: Recipe) -> list[dict[str, Any]]:
-    """The micro-batches of the step that is measured, the last, with zeros for ids. Raises as
-    `micro_batches`."""
-    accumulate = recipe.gradient_accumulation_steps
-    count = recipe.max_steps * accumulate
-    return micro_batches(recipe, count=count, vocab_size=1, fill="zeros")[-accumulate:]
-
-
 def drawn(rows: Sequence[T], count: int, seed: int) -> list[T]:
     """`count` rows in an order that the seed alone decides; they start over when they run out."""
     order = shuffled(rows, seed)

@@ -106,11 +106,24 @@ class Recipe:
                 raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
             if name in CHOICES and value not in CHOICES[name]:
                 known = ", ".join(map(repr, CHOICES[name]))
-                raise ValueError(f"{name}={value!r}: unknown; give one of {known}")
+                hint = self._flavour(value) if name == "loss_type" else ""
+                raise ValueError(f"{name}={value!r}: {hint or 'unknown'}; give one of {known}")
             if name in AT_LEAST and value is not None and value < AT_LEAST[name]:
                 least = AT_LEAST[name]
                 raise ValueError(f"{name}={value}: below {least}; give {least} or more")
         self._check_pairs()
+
+    def _flavour(self, loss_type: str) -> str:
+        """Where another loss of the recipe's trainer is to be had; "" where it is unknown."""
+        from memlab.losses import dpo, grpo  # torch, which a good recipe does not need
+
+        flavours = {"dpo": dpo, "online_dpo": dpo, "grpo": grpo}
+        if self.trainer not in flavours or loss_type not in flavours[self.trainer].LOSS_TYPES:
+            return ""
+        return (
+            f"changes no bytes of trainer={self.trainer!r}, and is an argument of memlab.trainers."
+            f"{self.trainer}.train; a recipe's loss_type says how logits are made"
+        )
 
     def _check_pairs(self) -> None:
         """Refuse switches that are fine alone and can't work together."""
@@ -148,6 +161,7 @@ class Recipe:
             )
 
     def _check_head(self) -> None:
+        """Refuse a head that the trainer has not, and two that would do one thing."""
         if self.loss_type == "dft" and self.trainer != "sft":
             raise ValueError(
                 f"loss_type='dft' with trainer={self.trainer!r}: it weighs the labels of 'sft'; "

@@ -21,6 +21,7 @@ TRAINERS = {
     "gkd": "GKD",
 }
 ONLINE = ("grpo", "rloo", "online_dpo")  # they learn from completions that they sample
+IN_PAIRS = ("dpo", "reward", "online_dpo")  # two rows where others have one
 
 OWN: dict[str, dict[str, Any]] = {  # TRL's value of a switch that a recipe leaves at None
     "dpo": {"beta": 0.1},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from memlab.data import lengths
 from memlab.data.preferences import (
     PROMPTED,
     binary_rows,
@@ -20,9 +21,19 @@ from memlab.data.preferences import (
 from memlab.data.rows import IGNORE
 from memlab.experiments.batching import Row, collation, drawn, micro_batches, split
 from memlab.experiments.recipe import Recipe
-from memlab.experiments.rules import ONLINE, own
+from memlab.experiments.rules import IN_PAIRS, ONLINE, own
 from memlab.techniques import truncation
+from memlab.techniques.pad_to_multiple import padded_length
 from memlab.trainers import dpo, kto, reward
+
+
+class Rows(NamedTuple):
+    """A micro-batch as it lies in memory."""
+
+    rows: int
+    slots: int  # a row
+    documents: tuple[int, ...]  # their tokens; of each row where they are not told apart
+
 
 COLLATE: dict[str, Callable[..., dict[str, Any]]] = {
     "dpo": dpo.collate_pairs,
@@ -62,6 +73,48 @@ def last_step(recipe: Recipe) -> list[Any]:
     """The content of the step that is measured, the last, with zeros for ids. Raises as
     `step_batches`."""
     return step_batches(recipe, count=recipe.max_steps, vocab_size=1, fill="zeros")[-1]
+
+
+def last_rows(recipe: Recipe) -> list[Rows]:
+    """The rows of each micro-batch of the step that is measured, as the policy trains on them: both
+    sides of pairs, and prompts with completions of max_completion_length tokens. Raises as
+    `step_batches`."""
+    step = last_step(recipe)
+    if recipe.trainer not in ONLINE:
+        return [_rows(batch) for batch in step]
+    answer = own(recipe, "max_completion_length")
+    whole = [len(prompt) + answer for prompt in step]
+    if recipe.trainer == "online_dpo" and recipe.max_length is not None:
+        whole = [min(length, recipe.max_length) for length in whole]
+    repeats = own(recipe, "num_generations") or 2
+    size = recipe.per_device_train_batch_size * (2 if recipe.trainer in IN_PAIRS else 1)
+    slots = padded_length(max(whole), recipe.pad_to_multiple_of)
+    drawn_once = [length for length in whole for _ in range(repeats)]
+    return [Rows(len(part), slots, tuple(part)) for part in split(drawn_once, size)]
+
+
+def _rows(batch: dict[str, Any]) -> Rows:
+    rows, slots = batch["labels"].shape
+    if "cu_seqlens" in batch:
+        return Rows(rows, slots, tuple(batch["cu_seqlens"].diff().tolist()))
+    return Rows(rows, slots, tuple(batch["attention_mask"].sum(dim=1).tolist()))
+
+
+def longest_row(recipe: Recipe) -> int:
+    """Tokens that a row may have before max_length cuts it; of dataset "full", after it.
+
+    Where a row's answer stands beside another one's prompt, as in pairs, it is a bound.
+    """
+    if recipe.dataset == "full":
+        assert recipe.max_length is not None  # the recipe has refused it
+        return recipe.max_length
+    shapes = lengths.rows(recipe.dataset)
+    prompt = max(row.spans[0][0] for row in shapes)
+    if recipe.trainer in ONLINE:
+        return prompt + own(recipe, "max_completion_length")
+    if recipe.trainer in ("sft", "gkd"):
+        return max(row.length for row in shapes)
+    return prompt + max(end - start for row in shapes for start, end in row.spans[:1])
 
 
 def rows_a_step(recipe: Recipe) -> int:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from memlab.data.lengths import lengths
 from memlab.experiments.methods import Method
 from memlab.experiments.recipe import Recipe
-from memlab.experiments.rules import ONLINE, own
-from memlab.experiments.trainer_batches import step_batches
+from memlab.experiments.rules import IN_PAIRS, ONLINE, own
+from memlab.experiments.trainer_batches import longest_row, step_batches
 from memlab.instruments.meter import Meter
 from memlab.models.attention import resolve_attention
 from memlab.models.build import build_meta, load_config, materialize
@@ -32,7 +31,6 @@ OPTIMIZERS: dict[str, Any] = {
 }
 MOST_TOKENS = 1 << 24  # a micro-batch; twins of integer tensors go no further
 MOST_MICRO_BATCHES = 1000  # seconds each
-IN_PAIRS = ("dpo", "reward", "online_dpo")  # two rows where others have one
 LEARNING_RATE = 2e-5  # TRL's
 
 
@@ -125,9 +123,8 @@ def _attention(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> st
 
 def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
     multiple, rows = recipe.pad_to_multiple_of, recipe.per_device_train_batch_size
-    longest = recipe.max_length or max(lengths(recipe.dataset))
-    if recipe.trainer in ONLINE and recipe.dataset != "full":
-        longest = max(lengths(recipe.dataset)) + own(recipe, "max_completion_length")
+    read = longest_row(recipe)
+    longest = read if recipe.trainer in ONLINE else recipe.max_length or read
     if recipe.trainer in IN_PAIRS:
         rows *= 2
     if recipe.flattened:  # one row, whose rest is a document of padding
@@ -137,15 +134,19 @@ def _check_sizes(recipe: Recipe, config: PreTrainedConfig) -> None:
         longest = padded_length(longest, multiple)
         tokens = rows * longest
     padded = "" if multiple is None else f" with pad_to_multiple_of={multiple}"
+    cut = f"max_length={recipe.max_length}"
+    if recipe.trainer in ONLINE and recipe.dataset != "full":
+        cut = f"max_completion_length={own(recipe, 'max_completion_length')}"
+        padded = f" after the prompts of dataset={recipe.dataset!r}{padded}"
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and longest > positions:
         raise ValueError(
-            f"max_length={recipe.max_length}{padded}: rows of {longest} tokens, and {recipe.model} "
+            f"{cut}{padded}: rows of {longest} tokens, and {recipe.model} "
             f"has {positions} positions; give at most {positions}"
         )
     if tokens > MOST_TOKENS:
         raise ValueError(
-            f"per_device_train_batch_size={rows} times max_length={recipe.max_length}{padded}: up "
+            f"per_device_train_batch_size={rows} times {cut}{padded}: up "
             f"to {tokens} tokens; memlab runs at most {MOST_TOKENS} at once"
         )
     micro_batches = recipe.gradient_accumulation_steps * recipe.max_steps

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memlab.experiments import Recipe
-from memlab.experiments.batching import last_step
+from memlab.experiments.trainer_batches import last_rows
 
 
 class Batch(NamedTuple):
@@ -22,23 +22,16 @@ class Batch(NamedTuple):
 
 
 def last_batch(recipe: Recipe) -> Batch:
-    """The rows of the recipe's last step, without running it. Raises as `micro_batches`."""
-    made = last_step(recipe)
-    filled = made if recipe.pad_to_multiple_of is None else last_step(_unfilled(recipe))
+    """The rows of the recipe's last step, without running it. Raises as `step_batches`."""
+    made = last_rows(recipe)
+    filled = made if recipe.pad_to_multiple_of is None else last_rows(_unfilled(recipe))
     return Batch(
-        rows=sum(len(batch["input_ids"]) for batch in made),
-        slots=sum(batch["input_ids"].numel() for batch in made),
-        documents=tuple(length for batch in filled for length in _documents(batch)),
+        rows=sum(batch.rows for batch in made),
+        slots=sum(batch.rows * batch.slots for batch in made),
+        documents=tuple(length for batch in filled for length in batch.documents),
     )
 
 
 def _unfilled(recipe: Recipe) -> Recipe:
     """Padding-free, a filled-up tail looks like a document: the same rows without one."""
     return recipe.replace(pad_to_multiple_of=None)
-
-
-def _documents(batch: dict[str, Any]) -> list[int]:
-    """Tokens of each document; of each row where its documents are not told apart."""
-    if "cu_seqlens" in batch:
-        return batch["cu_seqlens"].diff().tolist()
-    return batch["attention_mask"].sum(dim=1).tolist()
