@@ -2,9 +2,9 @@
 
 Computes  the generalized JSD of teacher and student over the rows whose label is not -100, divided
           by the labels of the whole step (beta 0: KL(teacher || student), 1: the other way round)
-Without   both (N, V) of logits: C rows at a time, 2**23 logits of them in fp32; -100 rows never
+Without   both (N, V) of logits: C rows at a time, 2**24 logits of them in fp32; -100 rows never
 Memory    kept for backward, bf16, H = 2*(N+V)*D of both models: 24*N*V + H -> H + 8*n
-          (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*min(C*V, 2**23):
+          (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*min(C*V, 2**24):
           40*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n, dw being summed in fp32 (n <= C or a frozen
           head: X + 2*C*D + 8*n); 36 is 20 where beta is 0 or 1; 40 and 24 with a softcap
 Use       loss = divergence(h, w, y, teacher={"h": h_t, "w": w_t}, num_items_in_batch=items)
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WIDE = 2**23  # logits of a chunk in fp32 at once, with what autograd keeps of them
+WIDE = 2**24  # logits of a chunk in fp32 at once, with what autograd keeps of them
 
 
 def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the head's dtype
