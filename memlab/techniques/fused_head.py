@@ -15,6 +15,8 @@ Unlike    Liger: dw is summed in fp32 (theirs by default in w's dtype), -100 row
           the scale may be any; off CUDA the torch twins. Apache-2.0; torch 2.11 to 2.13
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,16 +28,20 @@ except ImportError:  # macOS, Windows
     triton = None
 
 BLOCK = 8192  # numbers that one program holds at a time
+LAUNCH: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 8}
 
 
-def log_sums_torch(z: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """log(sum(exp(logits))) of each row of raw logits z (C, V), at least fp32."""
-    return _capped(z, scale, softcap).logsumexp(1)
+def sums_torch(z, y, first, scale, softcap) -> tuple[Tensor, Tensor]:
+    """Logit of y (C,) and log(sum(exp(logits))), at least fp32, of each row of raw logits z (C, V):
+    the words from `first` on of a vocabulary, so that y may lie outside. Its logit is 0 then."""
+    x, at = _capped(z, scale, softcap), y - first
+    inside = (at >= 0) & (at < z.shape[1])
+    label = x.gather(1, torch.where(inside, at, 0)[:, None])[:, 0]
+    return torch.where(inside, label, 0), x.logsumexp(1)
 
 
 def to_gradient_torch(z, y, log_sum, weight, first, scale, softcap) -> None:
-    """Write over z (C, V) the gradient of -(weight * log-probability of y).sum(); y, log_sum,
-    weight (C,). z holds the words from `first` on of a vocabulary, so that y may lie outside."""
+    """Write over z the gradient of -(weight * log-probability of y).sum(); weight (C,)."""
     x = _capped(z, scale, softcap)
     slope = scale if softcap is None else (1 - (x / softcap) ** 2) * scale
     hit = torch.arange(first, first + z.shape[1], device=z.device) == y[:, None]
@@ -57,8 +63,14 @@ if triton is not None:
         return x
 
     @triton.jit
-    def _sums(z, out, v: tl.constexpr, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    def _sums(
+        z, y, out, first, v: tl.constexpr, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr
+    ):
         row = tl.program_id(0).to(tl.int64)  # a chunk may hold more than 2**31 logits
+        word = tl.load(y + row) - first
+        inside = (word >= 0) & (word < v)
+        label = _load(z + row * v + word, inside, scale, cap, CAPPED)
+        tl.store(out + row, tl.where(inside, label, 0.0))
         top, total = -3e38, 0.0  # finite: exp(-inf - top) is 0 where a logit is -inf
         for start in range(0, v, BLOCK):
             at = start + tl.arange(0, BLOCK)
@@ -67,7 +79,7 @@ if triton is not None:
             higher = tl.maximum(top, tl.max(x, 0))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
-        tl.store(out + row, top + tl.log(total))
+        tl.store(out + tl.num_programs(0) + row, top + tl.log(total))
 
     @triton.jit
     def _gradient(
@@ -88,12 +100,13 @@ if triton is not None:
         tl.store(out + at, tl.load(x + at, mask=at < size) * tl.load(g), mask=at < size)
 
 
-def log_sums_triton(z: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """`log_sums_torch` in one reading of z, which must be contiguous."""
-    out = torch.empty(len(z), dtype=torch.float32, device=z.device)
+def sums_triton(z, y, first, scale, softcap) -> tuple[Tensor, Tensor]:
+    """`sums_torch` in one reading of z, which must be contiguous."""
+    out = _two_each(z)
     with torch.cuda.device_of(z):
-        _sums[(len(z),)](z, out, z.shape[1], float(scale), **_options(softcap))
-    return out
+        sizes = first, z.shape[1], float(scale)
+        _sums[(len(z),)](z, y, out, *sizes, **_options(softcap))
+    return out[0], out[1]
 
 
 def to_gradient_triton(z, y, log_sum, weight, first, scale, softcap) -> None:
@@ -104,9 +117,8 @@ def to_gradient_triton(z, y, log_sum, weight, first, scale, softcap) -> None:
         _gradient[grid](z, y, log_sum, weight, *sizes, **_options(softcap))
 
 
-def _options(softcap) -> dict:
-    capped = softcap is not None
-    return {"cap": float(softcap or 0), "CAPPED": capped, "BLOCK": BLOCK, "num_warps": 8}
+def _options(softcap) -> dict[str, Any]:
+    return LAUNCH | {"cap": float(softcap or 0), "CAPPED": softcap is not None}
 
 
 def _kind(z: Tensor) -> str:
@@ -115,21 +127,28 @@ def _kind(z: Tensor) -> str:
     return "triton" if triton and z.is_cuda and z.dtype != torch.float64 else "torch"
 
 
-def _log_sums(z, scale, softcap) -> Tensor:
+def _two_each(z) -> Tensor:  # (2, C)
+    return z.new_empty(2, len(z), dtype=torch.promote_types(z.dtype, torch.float32))
+
+
+def _sums_of(z, *rest) -> tuple[Tensor, Tensor]:
     kind = _kind(z)
     if kind == "shapes":
-        return z.new_empty(len(z), dtype=torch.float32)
-    return (log_sums_triton if kind == "triton" else log_sums_torch)(z, scale, softcap)
-
-
-def _label_logits(z, y, scale, softcap) -> Tensor:  # raises for y outside of z
-    return _capped(z.gather(1, y[:, None])[:, 0], scale, softcap)
+        label, log_sum = _two_each(z)
+        return label, log_sum
+    return (sums_triton if kind == "triton" else sums_torch)(z, *rest)
 
 
 def _to_gradient(z, *rest) -> None:
     kind = _kind(z)
     if kind != "shapes":
         (to_gradient_triton if kind == "triton" else to_gradient_torch)(z, *rest)
+
+
+def _labels(w, y, rows) -> Tensor:
+    y = y[rows]
+    w[:, 0].gather(0, y)  # raises for a label outside V, on a card as its indexing does
+    return y
 
 
 def _product(out, a, b, add: bool) -> None:  # out = a @ b, or += : every sum in out's dtype
@@ -146,24 +165,25 @@ class _MadeInForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, dft, wanted):
-        total = h.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32))
+        y_n, make = _labels(w, y, rows), {"device": h.device}
+        make["dtype"] = torch.promote_types(w.dtype, torch.float32)
+        logp, weight = torch.empty(len(rows), **make), torch.ones(len(rows), **make)
         for_h, for_w, for_b = (wanted and ctx.needs_input_grad[at] for at in (0, 1, 3))
-        make = {"device": h.device, "dtype": total.dtype}
         dh = torch.empty(len(rows), h.shape[1], **make) if for_h else None
         dw = (torch.empty if len(rows) else torch.zeros)(w.shape, **make) if for_w else None
         db = torch.zeros(len(w), **make) if for_b else None
         for first in range(0, len(rows), chunk):
-            at = rows[first : first + chunk]
-            h_c, y_c = h[at].to(w.dtype), y[at]
+            here = slice(first, first + chunk)
+            h_c = h[rows[here]].to(w.dtype)
             z = _raw(h_c, w, bias)
-            log_sum = _log_sums(z, scale, softcap)
-            logp = _label_logits(z, y_c, scale, softcap) - log_sum
-            weight = logp.exp() if dft else torch.ones_like(logp)
-            total -= (weight * logp).sum()
+            label, log_sum = _sums_of(z, y_n[here], 0, scale, softcap)
+            torch.sub(label, log_sum, out=logp[here])
+            if dft:
+                torch.exp(logp[here], out=weight[here])
             if for_h or for_w or for_b:
-                _to_gradient(z, y_c, log_sum, weight, 0, scale, softcap)
+                _to_gradient(z, y_n[here], log_sum, weight[here], 0, scale, softcap)
             if dh is not None:
-                _product(dh[first : first + chunk], z, w, add=False)
+                _product(dh[here], z, w, add=False)
             if dw is not None:
                 _product(dw, z.T, h_c, add=first > 0)
             if db is not None:
@@ -171,7 +191,7 @@ class _MadeInForward(torch.autograd.Function):
             del z, h_c  # or they would be alive beside the next chunk's
         ctx.save_for_backward(rows, dh, dw, db)
         ctx.like = h.shape, h.dtype, w.dtype, None if bias is None else bias.dtype
-        return total
+        return -(weight * logp).sum()
 
     @staticmethod
     def backward(ctx, g):  # ()
@@ -190,16 +210,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
         logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
-        h_n, y_n = h[rows].to(w.dtype), y[rows]
-        log_sum = logp.new_full((len(rows),), -float("inf"))
-        label, z = w[:, 0].gather(0, y_n).to(logp.dtype), None  # raises for y outside V
+        h_n, y_n = h[rows].to(w.dtype), _labels(w, y, rows)
+        label = logp.new_zeros(len(rows))
+        log_sum, z = torch.full_like(label, -float("inf")), None
         for here in _tiles(len(w), len(rows), chunk):
             z = None  # or it would be alive beside the next tile
             z = _raw(h_n, w[here], None if bias is None else bias[here])
-            log_sum = torch.logaddexp(log_sum, _log_sums(z, scale, softcap))
-            at, last = y_n - here.start, z.shape[1] - 1
-            found = _label_logits(z, at.clamp(0, last), scale, softcap)
-            label = torch.where((at < 0) | (at > last), label, found)
+            label_here, log_sum_here = _sums_of(z, y_n, here.start, scale, softcap)
+            label += label_here  # 0 for words of other tiles
+            log_sum = torch.logaddexp(log_sum, log_sum_here)
         logp[rows] = label - log_sum
         ctx.save_for_backward(h, w, y, bias, rows, log_sum)
         ctx.options, ctx.tile = (chunk, scale, softcap), z
@@ -248,7 +267,7 @@ def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded onc
     if _kind(x) != "triton":  # torch's kernel for two dtypes is slow: 1.5 TB/s on an H200
         return torch.mul(x, g, out=out)
     with torch.cuda.device_of(x):
-        _scale[(-(-x.numel() // BLOCK),)](x, g, out, x.numel(), BLOCK=BLOCK, num_warps=8)
+        _scale[(-(-x.numel() // BLOCK),)](x, g, out, x.numel(), **LAUNCH)
     return out
 
 

@@ -6,10 +6,10 @@ Three shapes: a trained head, a frozen one, and half of the labels masked. Sides
 heads of TRL, Liger and cut-cross-entropy where installed, memlab's, and bare products. `extra` is
 peak memory above what was allocated before the call, gradients of an earlier call included in that;
 an error is that of a gradient against fp64, |x - exact| / |exact|, and beside it its ratio to the
-error of full logits. A side is timed after WARM seconds of its own calls: a card lowers its clocks
-under products and raises them under lighter work, so that calls in turns would profit, or suffer,
-from the side before. Prints a table a shape, and one JSON line, as
-notebooks/measured/benchmarks.jsonl keeps them.
+error of full logits. A card lowers its clocks under products, raises them under lighter work, and
+changes as it warms up: a side is timed after WARM seconds of its own calls, then the products in
+the same way, and the ratio is the median of the rounds' ratios. Prints a table a shape, and one
+JSON line, as notebooks/measured/benchmarks.jsonl keeps them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
 from memlab.techniques.fused_head import fused_cross_entropy
 
 MIB = 2**20
-WARM = 0.15  # seconds
+WARM = 0.1  # seconds
 
 
 class Shape(NamedTuple):
@@ -143,7 +143,6 @@ class Side:
 
     def __init__(self, loss: Callable[..., Any], h: Tensor, w: Tensor, y: Tensor) -> None:
         self.loss, self.inputs = loss, (h, w, y)
-        self.times: list[float] = []
 
     def run(self) -> None:
         """Forward and backward, with the gradients of an earlier call dropped first."""
@@ -173,8 +172,8 @@ class Side:
             for g, e in zip(grads, exact, strict=True)
         ]
 
-    def time(self, calls: int = 4) -> None:
-        """Append the milliseconds of a call, the mean of a few without a pause."""
+    def ms(self, calls: int = 4) -> float:
+        """Milliseconds of a call, the mean of a few without a pause."""
         until = time.perf_counter() + WARM
         while time.perf_counter() < until:
             self.run()
@@ -185,15 +184,17 @@ class Side:
             self.run()
         end.record()
         torch.cuda.synchronize()
-        self.times.append(start.elapsed_time(end) / calls)
+        return start.elapsed_time(end) / calls
 
 
-def measure(shape: Shape, chunks: list[int], repeats: int) -> dict[str, dict[str, Any]]:
+def measure(
+    shape: Shape, losses: dict[str, Callable[..., Tensor]], rounds: int
+) -> dict[str, dict[str, Any]]:
     """Side -> ms, ratio to the bare products, extra MiB, errors of dh and dw. A side that fails
     says so in place of figures."""
     h, w, y = made(shape)
     exact = exact_gradients(h, w, y)
-    runs = {name: Side(loss, h, w, y) for name, loss in sides(chunks).items()}
+    runs = {name: Side(loss, h, w, y) for name, loss in losses.items()}
     table: dict[str, dict[str, Any]] = {}
     for name, run in tuple(runs.items()):
         try:
@@ -202,16 +203,23 @@ def measure(shape: Shape, chunks: list[int], repeats: int) -> dict[str, dict[str
             table[name] = {"failed": f"{type(error).__name__}: {error}"[:200]}
             del runs[name]
     del exact
-    runs["products"], table["products"] = Side(products, h, w, y), {}
+    bare = Side(products, h, w, y)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for name, run in runs.items():
         table[name]["extra_mib"] = round(run.extra(), 1)
-    for _ in range(repeats):  # in turns: the room is as warm for all
-        for run in runs.values():
-            run.time()
-    bare = statistics.median(runs["products"].times)
-    for name, run in runs.items():
-        ms = statistics.median(run.times)
-        table[name] |= {"ms": round(ms, 2), "ratio": round(ms / bare, 3)}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append((run.ms(), bare.ms()))
+    for name, pairs in times.items():
+        ratio = statistics.median(ms / beside for ms, beside in pairs)
+        table[name] |= {
+            "ms": round(statistics.median(ms for ms, _ in pairs), 2),
+            "ratio": round(ratio, 3),
+            "ratios": [round(ms / beside, 3) for ms, beside in pairs],
+        }
+    every = [beside for pairs in times.values() for _, beside in pairs]
+    table["products"] = {"ms": round(statistics.median(every), 2), "ratio": 1.0}
+    table["products"]["extra_mib"] = round(bare.extra(), 1)
     return table
 
 
@@ -239,12 +247,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--chunks", nargs="*", type=int, default=[], help="more rows a chunk")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sides", nargs="*", help="of the table's names, full logits first")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     found = {}
     for name in options.shapes:
         shape, goals = SHAPES[name]
-        table = measure(shape, options.chunks, options.repeats)
+        losses = sides(options.chunks)
+        losses = {side: losses[side] for side in options.sides or losses}
+        table = measure(shape, losses, options.rounds)
         show(name, shape, goals, table)
         found[name] = shape._asdict() | {"sides": table}
         torch.cuda.empty_cache()
