@@ -189,6 +189,7 @@ def counted(tokens: Callable[[torch.device], Tokens], limit: int, take: str) -> 
             else one_by_one(tokens(device), limit)
         )
         assert [tuple(token.shape) for token in taken] == [(2, 1)] * limit
+        meter.label("logits", taken[-1:])  # of this token alone
     return meter, len(taken)
 
 
