@@ -9,10 +9,22 @@ from typing import Any
 from torch import Tensor
 
 from memlab.experiments.recipe import Recipe
-from memlab.techniques import chunked_divergence, chunked_logprobs, chunked_loss, fused_head
+from memlab.techniques import (
+    chunked_divergence,
+    chunked_logprobs,
+    chunked_loss,
+    fused_head,
+    liger,
+    liger_losses,
+)
 
 HeadFunction = Callable[..., Tensor]
 
+LIGER_LOSSES: dict[str, HeadFunction] = {  # head and loss together
+    "dpo": liger_losses.dpo,
+    "kto": liger_losses.kto,
+    "grpo": liger_losses.grpo,
+}
 HEAD_LOSSES: dict[str | None, HeadFunction] = {
     "nll": chunked_loss.cross_entropy,
     "chunked_nll": chunked_loss.chunked_cross_entropy,
@@ -22,6 +34,8 @@ HEAD_LOSSES: dict[str | None, HeadFunction] = {
 
 def head_loss(recipe: Recipe, chunk: int | None = None) -> HeadFunction:
     """SFT's: a loss (). `chunk` is the rows of a chunk, where there are chunks; None: its own."""
+    if recipe.use_liger_kernel:
+        return liger.cross_entropy
     if recipe.fused_head is None:
         return partial(HEAD_LOSSES[recipe.loss_type], **_chunks(chunk))
     return partial(
@@ -42,6 +56,8 @@ def logprobs(recipe: Recipe, chunk: int | None = None) -> HeadFunction:
 
 def divergence(recipe: Recipe, chunk: int | None = None) -> HeadFunction:
     """GKD's divergence of student and teacher (). `chunk` as above."""
+    if recipe.use_liger_kernel:
+        return liger_losses.jsd
     if recipe.loss_type == "nll":
         return chunked_divergence.full_divergence
     return partial(chunked_divergence.divergence, **_chunks(chunk))

@@ -6,6 +6,7 @@ The same code runs real and simulated. Rewards are a stand-in, since memory does
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from memlab.instruments.extrapolation import Extrapolation
 from memlab.instruments.meter import Meter
 from memlab.models.head import HeadParts, head_parts
 from memlab.models.score import score_parts
-from memlab.techniques import padding_free
+from memlab.techniques import liger, padding_free
 from memlab.trainers import dpo, gkd, grpo, kto, loop, online_dpo, reward, rloo, rollouts, sft
 
 ONLINE = {"grpo": grpo.train, "rloo": rloo.train, "online_dpo": online_dpo.train}
@@ -63,9 +64,11 @@ class Method:
                 loop_of = gkd.train
             case name:
                 options, loop_of = self._compared | self._sampled, ONLINE[name]
-        yield from loop_of(
-            self.model, optimizer, steps, head=self._head, phase=self.meter.phase, **options
-        )
+        layers = liger.kernels(self.model) if self.recipe.use_liger_kernel else nullcontext()
+        with layers:
+            yield from loop_of(
+                self.model, optimizer, steps, head=self._head, phase=self.meter.phase, **options
+            )
 
     @property
     def _head(self) -> HeadParts:
@@ -79,11 +82,14 @@ class Method:
     @property
     def _compared(self) -> dict[str, Any]:
         """For the trainers that compare log-probabilities with those of a reference."""
-        return {
+        options = {
             "logprobs": heads.logprobs(self.recipe, self.chunk),
             "reference": self.frozen,
             "beta": own(self.recipe, "beta"),
         }
+        if self.recipe.use_liger_kernel:
+            options["fused_loss"] = heads.LIGER_LOSSES[self.recipe.trainer]
+        return options
 
     @property
     def _sampled(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Recipe:
                 raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
             if name in CHOICES and value not in CHOICES[name]:
                 known = ", ".join(map(repr, CHOICES[name]))
-                hint = self._flavour(value) if name == "loss_type" else ""
+                hint = self._flavour(str(value)) if name == "loss_type" else ""
                 raise ValueError(f"{name}={value!r}: {hint or 'unknown'}; give one of {known}")
             if name in AT_LEAST and value is not None and value < AT_LEAST[name]:
                 least = AT_LEAST[name]
@@ -171,6 +171,11 @@ class Recipe:
             raise ValueError(
                 f"loss_type={self.loss_type!r} with use_liger_kernel=True: Liger's loss is chunked "
                 "in its own way, and takes the place of the head; give loss_type='nll'"
+            )
+        if self.use_liger_kernel and self.padding_free and self.trainer != "sft":
+            raise ValueError(
+                f"padding_free=True with use_liger_kernel=True and trainer={self.trainer!r}: "
+                "Liger's loss takes a rectangle of padded rows; give one of the two"
             )
         if self.fused_head and self.loss_type == "nll":
             raise ValueError(

@@ -20,6 +20,7 @@ from memlab.experiments.card import measure_in_child
 from memlab.experiments.measuring import measure
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.recordings import FILE, Recording, folder, load
+from memlab.experiments.rules import ONLINE
 from memlab.instruments.measurement import Measurement
 
 TORCHTUNE = Recipe.off(  # the setting of its README's table of optimizations
@@ -63,6 +64,7 @@ def to_record() -> Iterator[Recipe]:
     ):
         yield Recipe.of(**switch)
     yield from _sequences()
+    yield from _trainers()
 
 
 def _sequences() -> Iterator[Recipe]:
@@ -93,6 +95,16 @@ def _sequences() -> Iterator[Recipe]:
     yield Recipe.off(**docstrings, per_device_train_batch_size=24)
     for packing in (False, True):
         yield TORCHTUNE.replace(packing=packing)
+
+
+def _trainers() -> Iterator[Recipe]:
+    """A step of each trainer but SFT, and DPO with nothing on."""
+    big = {"model": "Qwen/Qwen3-1.7B"}
+    for trainer in ("dpo", "reward", "kto", "gkd"):
+        yield Recipe.defaults(**big, trainer=trainer)
+    for trainer in ONLINE:
+        yield Recipe.defaults(**big, trainer=trainer, max_completion_length=48)
+    yield Recipe.off(**big, trainer="dpo")
 
 
 def predicted(recipe: Recipe) -> Measurement:
