@@ -11,6 +11,7 @@ import test_trainers_grpo
 import test_trainers_kto
 import test_trainers_simulated
 import torch
+from online_cases import simulated_phases
 from trainer_cases import chunked, full, one_step, split, tiny, with_lora
 
 from memlab.instruments.device import simulated_gpu
@@ -20,7 +21,7 @@ from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import fake_tensors_are_computed
 from memlab.models.head import head_parts
 from memlab.techniques import liger_losses, pad_to_multiple, padding_free
-from memlab.trainers import dpo, kto
+from memlab.trainers import dpo, grpo, kto
 from memlab.trainers.reference import frozen, frozen_copy
 
 pytest.importorskip("liger_kernel", reason="no liger-kernel here")
@@ -203,19 +204,32 @@ for call in (lambda: liger_losses.jsd(h, w, y, teacher={"h": h, "w": w}), liger.
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def batch_of(name: str, rows: int = 8, tokens: int = 256) -> dict:
+    """Rows of which half are answers, as `techniques.truncation` gives them."""
+    ids, mask = list(range(tokens)), [0] * (tokens // 2) + [1] * (tokens // 2)
+    both = {"input_ids": ids, "completion_mask": mask}
+    if name == "gkd":
+        return pad_to_multiple.collate([{"input_ids": ids, "labels": ids}] * rows)
+    if name == "kto":
+        row = both | {f"KL_{key}": value for key, value in both.items()} | {"label": True}
+        return kto.collate_rows([row] * rows, pad_to_multiple.collate)
+    row = {f"{side}_{key}": value for side in ("chosen", "rejected") for key, value in both.items()}
+    return dpo.collate_pairs([row] * rows, pad_to_multiple.collate)
+
+
 def simulated_peak(name: str, **options: Any) -> int:
     """Bytes of the second step of a tiny model with Qwen3's vocabulary."""
     config = load_config("memlab/tiny")
     config.vocab_size = 151_936
     policy, other = (build_meta(config) for _ in range(2))
-    batch = test_trainers_simulated.BATCHES[name](pad_to_multiple.collate)
+    batch = batch_of(name)
     with simulated_gpu() as device, fake_tensors_are_computed(), Meter(device.type) as meter:
         model, second = materialize(policy.train(), device), frozen(materialize(other, device))
         options |= {"head": head_parts(model)}
         if name == "gkd":
             options |= {"teacher": second}
         else:
-            options |= {"reference": second, "logprobs": chunked}
+            options = {"reference": second, "logprobs": chunked} | options
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         meter.watch(model, optimizer)
         train = test_trainers_simulated.TRAINERS[name]
@@ -234,6 +248,13 @@ def simulated_peak(name: str, **options: Any) -> int:
         ("gkd", {"divergence": liger_losses.jsd}),
     ],
 )
-def test_it_runs_on_the_simulated_gpu(name: str, fused: dict) -> None:
+def test_fewer_bytes_than_all_the_logits(name: str, fused: dict) -> None:
     plain = {} if name == "gkd" else {"logprobs": full}
-    assert simulated_peak(name, **fused) != simulated_peak(name, **plain)
+    assert simulated_peak(name, **fused) < 0.7 * simulated_peak(name, **plain)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_grpo_runs_on_the_simulated_gpu(loss_type: str) -> None:
+    options = {"num_generations": 4, "num_iterations": 2, "beta": 0.1, "loss_type": loss_type}
+    phases = simulated_phases(grpo.train, fused_loss=liger_losses.grpo, **options)
+    assert phases.count("optimizer") == 2
