@@ -27,6 +27,7 @@ _HOMES = {
     "scrub": "scrubber",
     "show_bars": "show",
     "show_comparison": "show",
+    "show_steps": "steps",
     "show_timeline": "show",
 }
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from memlab.widgets.readings import Readings, readings
     from memlab.widgets.scrubber import Scrub, scrub
     from memlab.widgets.show import Shown, show_bars, show_comparison, show_timeline
+    from memlab.widgets.steps import show_steps
 
 __all__ = [
     "Explore",
@@ -63,6 +65,7 @@ __all__ = [
     "scrub",
     "show_bars",
     "show_comparison",
+    "show_steps",
     "show_timeline",
 ]
 

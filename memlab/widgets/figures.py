@@ -213,7 +213,7 @@ def timeline(
     top = (limit or int(live.sum(axis=1).max())) * height / (height - 34)
     ax.set_xlim(events[0], max(events[-1], events[0] + 1))
     ax.set_ylim(0, top)
-    _areas(ax, events, live)
+    areas(ax, events, live)
     unnamed = _name_areas(ax, events, live)
     _key(ax, unnamed, below=-0.03)
     if len(unnamed) < 5:
@@ -287,7 +287,7 @@ def phases(measurement: Measurement) -> list[tuple[str, int, int]]:
     return runs
 
 
-def _areas(ax: Axes, events: np.ndarray, live: np.ndarray) -> None:
+def areas(ax: Axes, events: np.ndarray, live: np.ndarray) -> None:
     """Stacked bands, the top one first; outlines keep spikes of a few events visible."""
     tops = live.cumsum(axis=1)
     for i, category in reversed(list(enumerate(CATEGORIES))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,18 @@ from memlab.widgets.grid import Grid, Setting, Value
 
 @dataclass(frozen=True)
 class GridSpec:
-    """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here."""
+    """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here.
+
+    Where an axis is no switch, `switches` turns a setting into switches.
+    """
 
     base: Recipe
     axes: Mapping[str, Sequence[Value]]
+    switches: Callable[[Setting], Setting] = dict
 
     def at(self, setting: Setting) -> Measurement:
         """Simulates one setting, on the grid or off it. Raises as `measure` does."""
-        switches = {axis: value for axis, value in setting.items() if axis != "chunk"}
+        switches = self.switches({axis: v for axis, v in setting.items() if axis != "chunk"})
         chunk = setting.get("chunk")
         assert chunk is None or isinstance(chunk, int)
         return measure(self.base.replace(**switches), device="simulated", chunk=chunk)
@@ -46,6 +50,23 @@ LONG = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 MULTIPLES = (8, 64, 512, 1024, 1536, 2048)
 ONE_ROW: dict[str, Any] = {"per_device_train_batch_size": 1, "max_length": 512}
 BIG = Recipe.defaults(model="Qwen/Qwen3-1.7B")
+PROMPT, TOGETHER = 256, 8  # tokens; completions that lesson 13 trains on together
+
+
+def of_completions(setting: Setting) -> Setting:
+    """A step of so many `completions` of PROMPT tokens each, trained on TOGETHER at a time."""
+    completions, length = setting["completions"], setting["max_completion_length"]
+    assert isinstance(completions, int)
+    assert isinstance(length, int)
+    if completions < 1 or completions % TOGETHER:
+        raise ValueError(f"completions={completions}: give a multiple of {TOGETHER}")
+    return {
+        "gradient_accumulation_steps": completions // TOGETHER,
+        "max_completion_length": length,
+        "max_length": PROMPT + length,
+    }
+
+
 GRIDS = {
     "01_first_knobs": GridSpec(
         Recipe.off(),
@@ -102,6 +123,15 @@ GRIDS = {
             "per_device_train_batch_size": (1, 2, 4, 5, 6, 8, 12, 16),
             "loss_type": ("nll", "chunked_nll"),
         },
+    ),
+    "13_completions": GridSpec(
+        Recipe.defaults(trainer="grpo", per_device_train_batch_size=TOGETHER),
+        {"max_completion_length": (64, 256, 1024), "completions": (8, 16, 32, 48, 64)},
+        of_completions,
+    ),
+    "13_at_once": GridSpec(
+        Recipe.defaults(trainer="grpo", max_completion_length=256, max_length=PROMPT + 256),
+        {"per_device_train_batch_size": (16, 32, 64, 128)},
     ),
 }
 

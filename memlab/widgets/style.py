@@ -48,7 +48,8 @@ DOCUMENTS = (  # (colour, ink on it): documents side by side take them in turn
 
 PHASES = {  # phase -> (colour of its band, colour of its name)
     "setup": ("#f4f4f4", INK),
-    "generation": ("#efe3ea", INK),
+    "rollout": ("#efe3ea", INK),
+    "reference": ("#c9d6e2", INK),
     "forward": ("#e3e3e3", INK),
     "backward": ("#a9a9a9", INK),
     "optimizer": ("#555555", "white"),
