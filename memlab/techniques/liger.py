@@ -9,7 +9,7 @@ Memory     bytes kept for backward a token, bf16: RMSNorm of D 6*D + 4 -> 2*D + 
            2*C*V, C = N / ceil(V / D) rounded up to a power of 2
 Use        with liger.kernels(model): loss = liger.cross_entropy(hidden, head.weight, labels)
 Price      backward overwrites what was kept: once only; dw is summed in w's dtype
-Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8
+Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5
 Unlike     apply_liger_kernel_to_*, which set names in transformers' modules, so that later models
            get them too: this gives the layers of one model another `forward`, no class or module.
            Apache-2.0; transformers 5.17 to 5.24

@@ -9,7 +9,7 @@ Memory     kept for backward, bf16: the logits of B rows of T tokens, 4*B*T*V ->
 Use        dpo.train(..., fused_loss=liger_losses.dpo); gkd.train(..., divergence=liger_losses.jsd)
 Price      a second copy of the gradients where a step has several micro-batches; GKD's divergence
            in the dtype of the logits, and dw even of a frozen head
-Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8
+Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5
 Unlike     liger_kernel.chunked_loss: what it would ignore is refused; a sum over the step, not a
            mean of means; never compiled, as a simulated card is not. Apache-2.0; torch 2.11 to 2.13
 """
