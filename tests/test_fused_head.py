@@ -52,6 +52,20 @@ def test_frugal_tiles_of_words_make_the_vocabulary():
     assert_same(run(fused_cross_entropy, h, w, y, bias, chunk=7, frugal=True), full, 1e-12)
 
 
+@pytest.mark.parametrize(("frugal", "made"), [(False, 4), (True, 4 + 3)])
+def test_logits_are_made_once_and_by_frugal_all_but_the_last_tile_again(monkeypatch, frugal, made):
+    h, w, y, _ = inputs(40, 1024, 7, masked=0)
+    products, real = [], fused_head._raw
+
+    def counted(*args):
+        products.append(args[0].shape)
+        return real(*args)
+
+    monkeypatch.setattr(fused_head, "_raw", counted)
+    run(fused_cross_entropy, h, w, y, chunk=10, frugal=frugal)
+    assert len(products) == made
+
+
 @pytest.mark.parametrize("frugal", [False, True])
 @pytest.mark.parametrize("times", [1.0, 0.3])
 @pytest.mark.parametrize("n", [512, 500])
@@ -171,9 +185,12 @@ def test_bad_input(change, error, says):
         fused_cross_entropy(**(good | change))
 
 
-def test_a_label_outside_the_vocabulary_raises():
+@pytest.mark.parametrize("frugal", [False, True])
+def test_a_label_outside_the_vocabulary_raises(frugal):
     with pytest.raises((IndexError, RuntimeError)):
-        fused_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4]))
+        fused_cross_entropy(
+            torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4]), frugal=frugal
+        )
 
 
 # ---------------------------------------------------------------------------------------- memory
