@@ -3,18 +3,23 @@
     python tests/make_readme.py
 
 All are simulated (the same integers as on a card); tests/test_readme.py holds the tables to them.
+The table technique x trainer is of the cells of tests/test_matrix.py that passed.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from memlab.experiments import Recipe, measure
+from memlab.experiments.rules import TRAINERS
 from memlab.experiments.trainer_batches import last_step
 from memlab.instruments.measurement import Measurement
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "notebooks" / "images" / "before_after.png"
-START, END = "<!-- table:start -->", "<!-- table:end -->"
+MATRIX = ROOT / "notebooks" / "measured" / "matrix.json"
 OFF = Recipe.off(model="Qwen/Qwen3-1.7B", max_length=2048)
 CLIMB = [  # what is switched on, one after the other, and whether TRL has it on
     ("everything off", {}, ""),
@@ -95,11 +100,47 @@ def tokens_in(batch: dict[str, Any]) -> int:
     return batch["labels"].numel() if mask is None else int(mask.sum())
 
 
+class Passed:
+    """A pytest plugin: the cells that a test says it covers, each once it has passed."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, dict[str, str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            properties: dict[str, Any] = dict(report.user_properties)
+            technique, trainer, cell = properties["cell"]
+            self.cells.setdefault(technique, {})[trainer] = cell
+
+
+def run_matrix(path: Path = MATRIX) -> None:
+    """Run the cells' tests and write what they found, technique -> trainer -> cell."""
+    passed = Passed()
+    pytest.main(["-q", "-k", "test_cell", str(ROOT / "tests" / "test_matrix.py")], [passed])
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in passed.cells.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def matrix(path: Path = MATRIX) -> str:
+    """The committed cells as a table, in Markdown; one that no test covers is empty."""
+    cells = json.loads(path.read_text(encoding="utf-8"))
+    lines = [f"| | {' | '.join(TRAINERS.values())} |", "|---" * (1 + len(TRAINERS)) + "|"]
+    for technique, row in cells.items():
+        lines.append(f"| {technique} | {' | '.join(row.get(name, '') for name in TRAINERS)} |")
+    return "\n".join(lines)
+
+
+def with_section(readme: str, name: str, text: str) -> str:
+    """The README with `text` between the two marks of this name."""
+    start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    head, rest = readme.split(start)
+    _, tail = rest.split(end)
+    return f"{head}{start}\n{text}\n{end}{tail}"
+
+
 def with_table(readme: str) -> str:
-    """The README's text with its table made anew."""
-    head, rest = readme.split(START)
-    _, tail = rest.split(END)
-    return f"{head}{START}\n{table()}\n{END}{tail}"
+    """The README's text with its table of bytes made anew."""
+    return with_section(readme, "table", table())
 
 
 def picture(path: Path = PICTURE) -> None:
@@ -112,6 +153,8 @@ def picture(path: Path = PICTURE) -> None:
 
 
 if __name__ == "__main__":
+    run_matrix()
     readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    text = with_table(readme.read_text(encoding="utf-8"))
+    readme.write_text(with_section(text, "matrix", matrix()), encoding="utf-8")
     picture()

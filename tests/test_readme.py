@@ -78,6 +78,16 @@ def test_every_data_set_is_named() -> None:
     assert all(f"`{name}`" in line for name in CHOICES["dataset"])
 
 
+def test_every_trainer_is_named() -> None:
+    (line,) = [text for text in README.split("\n\n") if text.startswith("`dataset`")]
+    assert all(f"`{name}`" in line for name in CHOICES["trainer"])
+
+
+def test_the_matrix_is_the_one_that_its_tests_wrote() -> None:
+    made = make_readme.with_section(README, "matrix", make_readme.matrix())
+    assert made == README, "run: python tests/make_readme.py"
+
+
 def test_trl_is_asked_for_as_the_package_does() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]["test"]
