@@ -4,12 +4,15 @@
 chosen before triton is imported: TRITON_INTERPRET=1.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memlab.techniques import fused_head
 from memlab.techniques.chunked_loss import cross_entropy
@@ -73,6 +76,41 @@ def assert_same(a: list[Tensor], b: list[Tensor], tol: float) -> None:
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
         torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+def rounded(nbytes):
+    return -(-nbytes // 512) * 512
+
+
+class Meter(TorchDispatchMode):
+    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.live = self.peak = 0
+        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
+
+    def _drop(self, nbytes):
+        self.live -= nbytes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
+            if storage not in self.seen:
+                self.seen.add(storage)
+                nbytes = rounded(storage.nbytes())
+                self.live += nbytes
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._drop, nbytes)
+        return out
+
+    def __enter__(self):
+        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        self.threads.__exit__(*exc)
+        return super().__exit__(*exc)
 
 
 def check_kernels(dtype: torch.dtype, v: int, scale: float, softcap: float | None, device: str):

@@ -4,14 +4,11 @@ import importlib.util
 import os
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from fused_cases import OPTIONS, assert_same, errors, inputs, run
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from fused_cases import OPTIONS, Meter, assert_same, errors, inputs, run
 
 from memlab.instruments.device import simulated_gpu
 from memlab.techniques import fused_head
@@ -194,41 +191,6 @@ def test_a_label_outside_the_vocabulary_raises(frugal):
 
 
 # ---------------------------------------------------------------------------------------- memory
-
-
-def rounded(nbytes):
-    return -(-nbytes // 512) * 512
-
-
-class Meter(TorchDispatchMode):
-    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
-
-    def __init__(self, *before):
-        super().__init__()
-        self.live = self.peak = 0
-        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
-
-    def _drop(self, nbytes):
-        self.live -= nbytes
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
-            if storage not in self.seen:
-                self.seen.add(storage)
-                nbytes = rounded(storage.nbytes())
-                self.live += nbytes
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._drop, nbytes)
-        return out
-
-    def __enter__(self):
-        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
-        return super().__enter__()
-
-    def __exit__(self, *exc):
-        self.threads.__exit__(*exc)
-        return super().__exit__(*exc)
 
 
 @pytest.mark.parametrize("mode", ["trained", "frozen", "frugal"])

@@ -2,8 +2,18 @@
 
 import pytest
 import torch
-from fused_cases import OPTIONS, TOLERANCES, check_all, check_extremes, check_kernels, errors, run
+from fused_cases import (
+    OPTIONS,
+    TOLERANCES,
+    Meter,
+    check_all,
+    check_extremes,
+    check_kernels,
+    errors,
+    run,
+)
 
+from memlab.instruments.device import simulated_gpu
 from memlab.techniques.chunked_loss import cross_entropy
 from memlab.techniques.fused_head import fused_cross_entropy, fused_token_logprobs
 
@@ -90,3 +100,31 @@ def test_token_logprobs_carry_any_gradient() -> None:
         errors(weighted(fused_token_logprobs, h, w), exact), naive, strict=True
     ):
         assert mine <= 1.1 * theirs + 1e-6
+
+
+@pytest.mark.parametrize("mode", ["fast", "frozen", "frugal"])
+def test_peak_is_that_of_the_simulated_card(mode: str) -> None:
+    n, v, d = 4096, 50_000, 1024
+
+    def made(device: torch.device) -> list[torch.Tensor]:
+        h, w = (torch.ones(m, d, dtype=torch.bfloat16, device=device) for m in (n, v))
+        y = torch.where(torch.arange(n) % 3 == 0, -100, 7).to(device)
+        return [h.requires_grad_(), w.requires_grad_(mode != "frozen"), y]
+
+    def step(h, w, y) -> None:
+        h.grad = w.grad = None
+        fused_cross_entropy(h, w, y, chunk=512, frugal=mode == "frugal").backward()
+
+    with simulated_gpu() as gpu:
+        tensors = made(gpu)
+        with Meter(*tensors) as meter:
+            step(*tensors)
+    tensors = made(torch.device("cuda"))
+    before = torch.cuda.memory_allocated()
+    step(*tensors)
+    workspaces = torch.cuda.memory_allocated() - before
+    workspaces -= sum(t.grad.untyped_storage().nbytes() for t in tensors if t.grad is not None)
+    torch.cuda.reset_peak_memory_stats()
+    step(*tensors)
+    peak = torch.cuda.max_memory_allocated() - before - workspaces
+    assert abs(peak - meter.peak) <= 2**20
