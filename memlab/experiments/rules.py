@@ -154,6 +154,16 @@ def check(recipe: Recipe) -> None:
                 f"{switch}={value!r} with trainer={trainer!r}: only {others} "
                 f"{'has' if len(trainers) == 1 else 'have'} it; leave it out"
             )
+    if trainer in ("dpo", "kto", "online_dpo") and recipe.beta == 0:
+        raise ValueError(
+            f"beta=0.0 with trainer={trainer!r}: it weighs what is learnt, and nothing would be; "
+            "give a number above 0"
+        )
+    if trainer == "gkd" and recipe.beta is not None and recipe.beta > 1:
+        raise ValueError(
+            f"beta={recipe.beta} with trainer='gkd': the share of one of two divergences; give 0 "
+            "to 1"
+        )
     step = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
     if trainer == "kto" and step < 2:
         raise ValueError(

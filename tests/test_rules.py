@@ -1,0 +1,188 @@
+"""What each trainer has and has not: the table, and recipes that it refuses or completes."""
+
+from typing import Any
+
+import pytest
+
+from memlab.experiments import Recipe, measure
+from memlab.experiments.rules import OF_SOME, ONLINE, OWN, TECHNIQUES, TRAINERS, own
+
+# The rows of the table that a user reads: what each trainer goes with.
+TABLE = {
+    "truncation": "yes yes yes yes yes yes yes yes",
+    "pad to a multiple": "yes yes yes yes yes yes yes yes",
+    "gradient checkpointing": "yes yes yes yes yes yes yes yes",
+    "packing": "yes - - - - - - -",
+    "padding-free": "yes yes yes yes - - - -",
+    "chunked loss": "yes yes n/a yes yes yes yes yes",
+    "fused head": "yes yes - yes yes yes yes -",
+    "Liger": "yes yes - yes yes - - yes",
+}
+GIVEN: dict[str, Any] = {  # a value of each switch that some trainers have
+    "truncation_mode": "keep_end",
+    "beta": 0.3,
+    "max_completion_length": 16,
+    "num_generations": 4,
+    "teacher_model": "memlab/tiny-llama",
+}
+
+
+def small(trainer: str, **switches: Any) -> Recipe:
+    """A recipe of the trainer that runs in a moment."""
+    short = {"max_completion_length": 8} if trainer in ONLINE else {}
+    sizes = {"model": "memlab/tiny", "max_length": 32, "dtype": "float32"}
+    return Recipe.of(trainer=trainer, **{**sizes, **short, **switches})
+
+
+def test_the_table() -> None:
+    found = {t.title: " ".join(t.cell(trainer) for trainer in TRAINERS) for t in TECHNIQUES}
+    assert found == TABLE
+
+
+def test_reasons_are_of_trainers_that_exist_and_go_into_a_sentence() -> None:
+    for technique in TECHNIQUES:
+        assert technique.never.keys() | technique.idle.keys() <= TRAINERS.keys()
+        assert not technique.never.keys() & technique.idle.keys()
+        for reason in (*technique.never.values(), *technique.idle.values()):
+            assert reason == reason.strip(" .")
+            assert "\n" not in reason
+
+
+def test_a_technique_knows_whether_it_is_on() -> None:
+    on = Recipe.of(packing=True, padding_free=True, pad_to_multiple_of=8, fused_head="fast")
+    off = Recipe.off(max_length=None, dataset="chat")
+    liger = Recipe.of(use_liger_kernel=True)
+    by_title = {technique.title: technique.is_on for technique in TECHNIQUES}
+    assert [title for title, is_on in by_title.items() if is_on(off)] == []
+    assert [title for title, is_on in by_title.items() if not is_on(on)] == [
+        "chunked loss",
+        "Liger",
+    ]
+    assert by_title["chunked loss"](Recipe())
+    assert by_title["Liger"](liger)
+    assert not by_title["chunked loss"](liger)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("switch", OF_SOME)
+def test_a_switch_of_some_trainers(switch: str, trainer: str) -> None:
+    switches = {"trainer": trainer, switch: GIVEN[switch]}
+    if trainer in OF_SOME[switch]:
+        assert getattr(Recipe.of(**switches), switch) == GIVEN[switch]
+        return
+    with pytest.raises(ValueError, match=f"{switch}=.* with trainer='{trainer}': only ") as raised:
+        Recipe.of(**switches)
+    assert all(repr(other) in str(raised.value) for other in OF_SOME[switch])
+    assert str(raised.value).endswith("have it; leave it out") or len(OF_SOME[switch]) == 1
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ({"trainer": "dpo", "loss_type": "dft"}, "it weighs the labels of 'sft'; give 'chunked_"),
+        ({"trainer": "dpo", "loss_type": "sigmoid"}, "an argument of memlab.trainers.dpo.train; a"),
+        ({"trainer": "dpo", "loss_type": "ipo"}, "changes no bytes of trainer='dpo'"),
+        ({"trainer": "online_dpo", "loss_type": "hinge"}, "memlab.trainers.online_dpo.train"),
+        ({"trainer": "grpo", "loss_type": "dr_grpo"}, "memlab.trainers.grpo.train"),
+        ({"trainer": "grpo", "loss_type": "sigmoid"}, "unknown; give one of 'nll'"),
+        ({"trainer": "sft", "loss_type": "sigmoid"}, "unknown; give one of 'nll'"),
+        (
+            {"use_liger_kernel": True, "loss_type": "chunked_nll"},
+            "loss_type='chunked_nll' with use_liger_kernel=True.*give loss_type='nll'",
+        ),
+        ({"use_liger_kernel": True, "loss_type": "dft"}, "give loss_type='nll'"),
+        ({"fused_head": "fast", "loss_type": "nll"}, "keeps all logits: give loss_type='chunked_n"),
+        ({"fused_head": "quick"}, "unknown; give one of None, 'fast', 'frugal'"),
+        (
+            {"fused_head": "fast", "trainer": "dpo"},
+            "fused_head='fast' with trainer='dpo'.*'frugal'",
+        ),
+        ({"trainer": "kto", "per_device_train_batch_size": 1}, "give 2 rows or more a step"),
+        ({"trainer": "dpo", "beta": 0}, "beta=0.0 with trainer='dpo'.*give a number above 0"),
+        ({"trainer": "kto", "beta": 0.0}, "give a number above 0"),
+        ({"trainer": "online_dpo", "beta": 0.0}, "give a number above 0"),
+        ({"trainer": "rloo", "beta": -0.1}, "beta=-0.1: below 0.0; give 0.0 or more"),
+        ({"trainer": "gkd", "beta": 1.5}, "beta=1.5 with trainer='gkd'.*give 0 to 1"),
+        ({"trainer": "grpo", "num_generations": 1}, "num_generations=1: below 2; give 2 or more"),
+        ({"trainer": "rloo", "max_completion_length": 0}, "below 1; give 1 or more"),
+    ],
+)
+def test_values_that_a_trainer_can_not_take(switches: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as raised:
+        Recipe.of(**switches)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ({"trainer": "dpo", "beta": "0.1"}, "beta='0.1': a str; give float or None"),
+        ({"trainer": "dpo", "beta": True}, "beta=True: a bool; give float or None"),
+        ({"trainer": "grpo", "num_generations": 2.0}, "a float; give int or None"),
+        ({"trainer": "gkd", "teacher_model": 3}, "teacher_model=3: a int; give str or None"),
+        ({"use_liger_kernel": 1}, "use_liger_kernel=1: a int; give bool"),
+        ({"fused_head": True}, "fused_head=True: a bool; give str or None"),
+        ({"trainer": None}, "trainer=None: a NoneType; give str"),
+    ],
+)
+def test_values_of_other_types(switches: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Recipe.of(**switches)
+
+
+def test_a_whole_number_is_a_beta() -> None:
+    recipe = Recipe.of(trainer="rloo", beta=1)
+    assert recipe == Recipe.of(trainer="rloo", beta=1.0)
+    assert type(recipe.beta) is float  # so that both are one simulation on disk
+
+
+def test_the_head_follows_liger() -> None:
+    assert Recipe().loss_type == "chunked_nll"
+    assert Recipe(use_liger_kernel=True).loss_type == "nll"
+    assert Recipe.off(use_liger_kernel=True).loss_type == "nll"
+    assert Recipe(trainer="dpo", fused_head="frugal").loss_type == "chunked_nll"
+    assert Recipe(fused_head="fast", loss_type="dft").fused_head == "fast"
+
+
+def test_what_is_left_open_is_the_trainers() -> None:
+    for trainer, values in OWN.items():
+        recipe = Recipe.of(trainer=trainer, per_device_train_batch_size=16)
+        assert {switch: own(recipe, switch) for switch in values} == values
+    assert own(Recipe(), "beta") is None
+    assert own(Recipe.of(trainer="dpo", beta=0.4), "beta") == 0.4
+    assert own(Recipe.of(trainer="rloo", beta=0), "beta") == 0  # given, though it is false
+
+
+@pytest.mark.parametrize(("size", "accumulate", "generations"), [(4, 1, 4), (3, 4, 4), (16, 2, 8)])
+def test_generations_divide_the_completions_of_a_step(size, accumulate, generations) -> None:
+    recipe = Recipe.of(
+        trainer="grpo", per_device_train_batch_size=size, gradient_accumulation_steps=accumulate
+    )
+    assert own(recipe, "num_generations") == generations
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainers_bytes_here_and_simulated(trainer: str) -> None:
+    """Metered alike; the card's kernels differ from this CPU's, so not to the byte."""
+    here, card = (measure(small(trainer), device=device) for device in ("cpu", "simulated"))
+    assert here.by_category["parameters"] == card.by_category["parameters"]
+    assert here.metered_peak_bytes == pytest.approx(card.metered_peak_bytes, rel=0.05)
+    phases = {sample.phase for sample in here.timeline}
+    assert phases == {sample.phase for sample in card.timeline}
+    assert ("rollout" in phases) == (trainer in ONLINE)
+    assert ("reference" in phases) == (trainer not in ("sft", "reward", "grpo"))
+
+
+def test_a_second_model_where_there_is_one() -> None:
+    def parameters(trainer: str, **switches: Any) -> int:
+        return measure(small(trainer, **switches), device="simulated").by_category["parameters"]
+
+    one = parameters("sft")
+    assert parameters("grpo") == one  # its beta is 0
+    for trainer, switches in (("grpo", {"beta": 0.1}), ("dpo", {}), ("rloo", {}), ("gkd", {})):
+        assert parameters(trainer, **switches) == 2 * one
+    assert parameters("rloo", beta=0) == one
+    other = parameters("sft", model="memlab/tiny-llama")
+    assert parameters("gkd", teacher_model="memlab/tiny-llama") == one + other
+    with pytest.raises(ValueError, match=r"has 151936 words, and memlab/tiny 512: give a teacher"):
+        parameters("gkd", teacher_model="Qwen/Qwen3-0.6B")
