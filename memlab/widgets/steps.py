@@ -94,9 +94,9 @@ def _strip(ax: Axes, label: str, measurement: Measurement, limit: int) -> None:
             top = float(x[totals.argmax()]), int(totals.max())
     _ring(ax, *top)
     _frame(ax, limit)
-    ax.text(-0.085, 0.62, label, transform=ax.transAxes, **_text(FONT, INK, "bold"))
+    ax.text(-0.04, 0.62, label, transform=ax.transAxes, **_text(FONT, INK, "bold"))
     size = gb(measurement.metered_peak_bytes)
-    ax.text(-0.085, 0.28, size, transform=ax.transAxes, **_text(FONT - 0.5, INK, "normal"))
+    ax.text(-0.04, 0.28, size, transform=ax.transAxes, **_text(FONT - 0.5, INK, "normal"))
 
 
 def _places(samples: Sequence[Sample], left: float, right: float) -> np.ndarray:
