@@ -279,11 +279,11 @@ def test_compare_has_no_note_where_rows_are_full(
     assert capsys.readouterr().out.partition("on: simulated GPU")[2].strip() == ""
 
 
-def test_help_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_data_set_and_trainer(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     told = capsys.readouterr().out
-    assert all(name in told for name in CHOICES["dataset"])
+    assert all(name in told for name in CHOICES["dataset"] + CHOICES["trainer"])
 
 
 @pytest.mark.filterwarnings("default")

@@ -36,8 +36,9 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     "chunked_nll" its alias, so there is no way back to all logits, nor has one DPO, KTO, GRPO or
     RLOO. Where documents must be kept apart it asks for flash attention, which TRL wants there;
     padding-free without packing gets no max_length, because TRL leaves the cutting to the user
-    then. Liger is `use_kernels`, as TRL wants it now. GKD gets the answers that it is given, as
-    here. What TRL has not is left out: `done_without` names it.
+    then. Liger is `use_kernels`, as TRL wants it now: kernels of the layers, beside TRL's own head.
+    GKD gets the answers that it is given, as here. What TRL has not is left out: `done_without`
+    names it.
 
     Raises MemlabError without TRL, ValueError for a value that its trainer can't take.
     """
@@ -142,6 +143,10 @@ def done_without(recipe: Recipe) -> list[str]:
         f"fused_head={recipe.fused_head!r}": (
             recipe.fused_head is not None,
             f"does without, and {'keeps all logits' if trainer in ALL_LOGITS else 'has its own'}",
+        ),
+        "use_liger_kernel=True": (
+            recipe.use_liger_kernel and trainer in ALL_LOGITS,
+            "has kernels for its layers, and keeps all logits",
         ),
         "max_length=None": (
             recipe.max_length is None and trainer == "gkd",
