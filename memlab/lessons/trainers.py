@@ -76,9 +76,10 @@ def _why_reference() -> str:
     )
 
 
-def counted(completions: int) -> Recipe:
+def counted(completions: int, model: str = Recipe().model) -> Recipe:
     """The recipe of 13c: a step of so many completions, trained on TOGETHER at a time."""
     return Recipe.defaults(
+        model=model,
         trainer="grpo",
         max_completion_length=COMPLETION,
         per_device_train_batch_size=TOGETHER,
@@ -93,19 +94,25 @@ def tops(measurement: Measurement) -> tuple[int, int]:
     return max(rollout), max(training)
 
 
-def _count() -> int:
-    """13c's answer, from the steps of one and of two micro-batches.
+def _one_and_two(model: str) -> list[tuple[int, int]]:
+    """`tops` of the steps of one micro-batch and of two."""
+    recipes = (counted(n * TOGETHER, model) for n in (1, 2))
+    return [tops(measure(recipe, device="simulated")) for recipe in recipes]
+
+
+def bend(model: str) -> int:
+    """13c's answer for `model`, from the steps of one and of two micro-batches.
 
     Further micro-batches repeat the second, and each completion takes as much of the cache.
     """
-    one, two = (tops(measure(counted(n * TOGETHER), device="simulated")) for n in (1, 2))
+    one, two = _one_and_two(model)
     training, more = max(one[1], two[1]), two[0] - one[0]
     groups = 1 + (training - one[0]) // more + 1
     return groups * TOGETHER
 
 
 def _judge_count(answer: float) -> Finding:
-    right, answer = _count(), int(answer)
+    right, answer = bend(Recipe().model), int(answer)
     if answer % TOGETHER:
         return Finding(False, f"Give a multiple of {TOGETHER}.")
     if answer == right:
@@ -115,10 +122,11 @@ def _judge_count(answer: float) -> Finding:
 
 
 def _why_count() -> str:
-    one, two = (tops(measure(counted(n * TOGETHER), device="simulated")) for n in (1, 2))
-    each = (two[0] - one[0]) / TOGETHER
+    model = Recipe().model
+    one, two = _one_and_two(model)
+    each, training = (two[0] - one[0]) / TOGETHER, max(one[1], two[1])
     return (
-        f"{_count()}: {TOGETHER} completions at a time need {max(one[1], two[1]) / 1e9:.2f} GB in "
+        f"{bend(model)}: {TOGETHER} completions at a time need {training / 1e9:.2f} GB in "
         f"training, however many there are; a rollout holds {each / 1e6:.0f} MB for each of all."
     )
 
@@ -154,8 +162,6 @@ def _wrong_reference(answer: Refer) -> str:
         return "Those are not the logits of the model without its adapter."
     if highest > size:
         return f"The logits are right, at the price of {highest:,} bytes: a copy of the model."
-    if found.requires_grad:
-        return "The logits are right, but they keep their whole graph alive for backward."
     if modes != [module.training for module in model.modules()]:
         return "Leave the model in the mode it was in: dropout must come back."
     with torch.no_grad():
@@ -216,7 +222,7 @@ EXERCISES = {
         "a function of (model, ids) that returns logits",
         callable,
         _judge_refer,
-        "peft can switch an adapter off for a while. And who will want a gradient of these logits?",
+        "The base model is still there, under the adapter: peft can switch that off for a while.",
         _why_refer,
     ),
 }
