@@ -11,6 +11,7 @@ from memlab import Comparison, Recipe, check
 from memlab.experiments import trl_spelling
 from memlab.instruments.meter import Meter, rounded
 from memlab.lessons import ask, in_trl, show_code
+from memlab.techniques import fused_head
 from memlab.widgets import readings, show_comparison
 
 
@@ -18,7 +19,7 @@ def test_code_is_the_librarys_without_docstrings() -> None:
     shown = repr(show_code(rounded, Meter.begin_step))
     assert shown.startswith("def rounded(nbytes: int) -> int:\n    return -(-nbytes")
     assert "\n\ndef begin_step(self) -> None:\n    self.ledger.begin_step()" in shown
-    assert shown.endswith("The rest: memlab/instruments/meter.py")
+    assert shown.endswith("The rest: memlab/instruments/ledger.py, memlab/instruments/meter.py")
     assert '"""' not in shown
 
 
@@ -31,7 +32,17 @@ def test_code_may_start_at_a_line() -> None:
 def test_code_links_to_its_file_from_the_notebooks() -> None:
     markdown = show_code(rounded)._repr_markdown_()
     assert markdown.startswith("```python\ndef rounded")
-    assert markdown.endswith("(../memlab/instruments/meter.py)")
+    assert markdown.endswith("(../memlab/instruments/ledger.py)")
+
+
+def test_a_kernels_code_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fused_head, "_gradient", raising=False)
+    monkeypatch.setattr(fused_head, "triton", None)
+    shown = repr(show_code(fused_head.to_gradient_torch, (fused_head, "_gradient")))
+    assert "\n\n@triton.jit\ndef _gradient(\n    z, y" in shown
+    assert shown.endswith("The rest: memlab/techniques/fused_head.py")
+    with pytest.raises(ValueError, match="fused_head defines no function _gradients"):
+        show_code((fused_head, "_gradients"))
 
 
 def test_trl_is_spelled_whole_or_by_difference() -> None:
