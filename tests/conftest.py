@@ -19,6 +19,9 @@ with contextlib.suppress(ImportError):  # a GPU machine runs the tests that need
     settings.register_profile("memlab", deadline=None, derandomize=bool(os.environ.get("CI")))
     settings.load_profile("memlab")
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Besides the committed constraints: the other end of the supported range, with the same integers.
