@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.experiments import Recipe, measure, recordings
+from memlab.experiments.kernels import measure_parts
 from memlab.experiments.record import TORCHTUNE
 from memlab.experiments.versions import versions
 from memlab.instruments.measurement import Measurement
@@ -25,7 +26,8 @@ from memlab.widgets.grid import Grid, Setting, Value
 class GridSpec:
     """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here.
 
-    Where an axis is no switch, `switches` turns a setting into switches.
+    So are `kernels`, parts of Liger joined by "+", or "none". Where an axis is no switch,
+    `switches` turns a setting into switches.
     """
 
     base: Recipe
@@ -34,10 +36,14 @@ class GridSpec:
 
     def at(self, setting: Setting) -> Measurement:
         """Simulates one setting, on the grid or off it. Raises as `measure` does."""
-        switches = self.switches({axis: v for axis, v in setting.items() if axis != "chunk"})
+        apart = ("chunk", "kernels")
+        switches = self.switches({axis: v for axis, v in setting.items() if axis not in apart})
+        recipe = self.base.replace(**switches)
+        if kernels := setting.get("kernels"):
+            return measure_parts(recipe, [] if kernels == "none" else str(kernels).split("+"))
         chunk = setting.get("chunk")
         assert chunk is None or isinstance(chunk, int)
-        return measure(self.base.replace(**switches), device="simulated", chunk=chunk)
+        return measure(recipe, device="simulated", chunk=chunk)
 
     def simulate(self) -> Grid:
         """Simulates every setting."""
@@ -123,6 +129,33 @@ GRIDS = {
             "per_device_train_batch_size": (1, 2, 4, 5, 6, 8, 12, 16),
             "loss_type": ("nll", "chunked_nll"),
         },
+    ),
+    "07_kernels": GridSpec(
+        Recipe.off(),
+        {
+            "gradient_checkpointing": (False, True),
+            "max_length": (256, 512, 1024, 1536, 2048, 4096),
+            "kernels": (
+                "none",
+                "rms_norm",
+                "rms_norm+rope",
+                "rms_norm+rope+swiglu",
+                "rms_norm+rope+swiglu+head",
+                "head",
+            ),
+        },
+    ),
+    "07_claim": GridSpec(  # the setting of Liger's own figure, on one card
+        Recipe.off(
+            model="meta-llama/Llama-3.1-8B",
+            per_device_train_batch_size=8,
+            gradient_checkpointing=True,
+        ),
+        {"max_length": (512, 1024, 2048, 4096), "use_liger_kernel": (False, True)},
+    ),
+    "07_pairs": GridSpec(
+        Recipe.off(trainer="dpo"),
+        {"per_device_train_batch_size": (1, 2, 4), "use_liger_kernel": (False, True)},
     ),
     "13_completions": GridSpec(
         Recipe.defaults(trainer="grpo", per_device_train_batch_size=TOGETHER),
