@@ -159,7 +159,7 @@ GRIDS = {
     ),
     "13_completions": GridSpec(
         Recipe.defaults(trainer="grpo", per_device_train_batch_size=TOGETHER),
-        {"max_completion_length": (64, 256, 1024), "completions": (8, 16, 32, 48, 64)},
+        {"completions": (8, 16, 32, 48, 64), "max_completion_length": (64, 256, 1024)},
         of_completions,
     ),
     "13_at_once": GridSpec(
