@@ -1,11 +1,16 @@
-"""What lesson 06 says of TRL, constructed with the installed one."""
+"""What lesson 06 says of TRL, constructed with the installed one, and of a benchmark's run."""
 
 from pathlib import Path
 
 import pytest
 
 from memlab import Recipe
+from memlab.experiments.benchmarks import benchmarks
+from memlab.experiments.heads import head_loss
 from memlab.lessons import in_trl
+from memlab.lessons.chunked import HEADS
+from memlab.lessons.head_times import HeadTimes, show_head_times
+from memlab.lessons.running import HeadShapes, head_bytes
 
 trl = pytest.importorskip("trl")
 
@@ -72,3 +77,54 @@ def test_ligers_fused_cross_entropy_is_refused(tmp_path: Path) -> None:
     fused = {"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": True}}
     with pytest.raises(ValueError, match="fused_linear_cross_entropy"):
         trainer(tmp_path, fused)
+
+
+def made_run() -> dict:
+    def side(ms: float, errors: tuple[float, ...]) -> dict:
+        return {"ms": ms, "ratio": ms / 20, "extra_mib": 1539.6, "errors": errors}
+
+    sides = {
+        "full logits": side(40, (1e-3, 2e-3)),
+        "a <head>": side(25, (6e-3, 2e-3)),
+        "products": {"ms": 20, "ratio": 1.0, "extra_mib": 0.0},
+    }
+    shape = {"rows": 8192, "vocab": 151_936, "width": 2048, "sides": sides}
+    further = {**shape, "sides": {"full logits": side(60, ()), "products": side(20, ())}}
+    named = {"device": "a card", "date": "2026-11-29", "versions": {"torch": "2.11.0"}}
+    return {**named, "shapes": {"trained": shape, "frozen": further}}
+
+
+def test_times_are_told_beside_the_products_and_errors_beside_full_logits() -> None:
+    shown = HeadTimes(made_run())
+    assert shown.lines[0][-1] == "time, frozen"
+    assert shown.lines[1:] == [
+        ["products", "20.0", "1.00x", "0", "—", "—", "1.00x"],
+        ["a <head>", "25.0", "1.25x", "1,540", "6.00x", "1.00x", "—"],
+        ["full logits", "40.0", "2.00x", "1,540", "1.00x", "1.00x", "3.00x"],
+    ]
+    assert repr(shown).splitlines()[0] == (
+        "a card, recorded 2026-11-29, torch 2.11.0: 8,192 rows, 151,936 words, width 2,048"
+    )
+    page = shown._repr_html_()
+    assert page.count("<tr>") == 4
+    assert "a &lt;head&gt;" in page
+
+
+def test_the_newest_run_has_what_the_lesson_says_of_it() -> None:
+    trained = show_head_times().run["shapes"]["trained"]["sides"]
+    ms = {name: side["ms"] for name, side in trained.items()}
+    assert ms["memlab fast"] == min(ms[name] for name in ms if name != "products")
+    assert ms["memlab fast"] < ms["memlab frugal"] < min(ms["full logits"], ms["Liger"])
+    far = {name: side["errors"][0] for name, side in trained.items() if "errors" in side}
+    assert far["CCE"] > 3 * far["full logits"]
+    assert far["memlab fast"] < 1.1 * far["full logits"]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_simulated_heads_need_what_the_cards_did(frozen: bool) -> None:
+    shape = benchmarks("head")[-1]["shapes"]["frozen" if frozen else "trained"]
+    shapes = HeadShapes(shape["rows"], shape["vocab"], shape["width"])
+    sides = {"all logits": "full logits", "fast": "memlab fast", "frugal": "memlab frugal"}
+    for head, side in sides.items():
+        extra = head_bytes(head_loss(HEADS[head]), shapes, trained=not frozen).extra
+        assert extra / 2**20 == pytest.approx(shape["sides"][side]["extra_mib"], abs=1)

@@ -45,9 +45,9 @@ def test_memlab_check_is_this_check() -> None:
 
 
 def test_an_unknown_exercise_lists_its_lessons() -> None:
-    with pytest.raises(ValueError, match=r"there are 06a, 06b, 06c$"):
+    with pytest.raises(ValueError, match=r"there are 06a, 06b, 06c, 06d$"):
         check("06z", 1)
-    with pytest.raises(ValueError, match=r"00a, .*06c"):
+    with pytest.raises(ValueError, match=r"00a, .*06d"):
         check("nonsense", 1)
 
 
@@ -65,6 +65,8 @@ def test_an_unknown_exercise_lists_its_lessons() -> None:
         ("06b", 100),
         ("06b", 512.5),
         ("06c", 12),
+        ("06d", "liger"),
+        ("06d", ["fast"]),
         *(
             (exercise, answer)
             for exercise in ("00a", "02a", "02b", "04a", "05b", "05c", "06b")
@@ -262,6 +264,12 @@ def test_a_wrong_loop_is_told_what_is_wrong(answer: object, said: str) -> None:
     verdict = check("06c", answer)
     assert not verdict
     assert re.search(said, repr(verdict)), verdict
+
+
+def test_a_frozen_head_fits_where_it_makes_its_gradients_in_the_forward_pass() -> None:
+    assert check("06d", "fast")
+    assert "needs 660 MiB" in repr(check("06d", "frugal"))
+    assert "no dW to sum" in repr(check("06d", "chunked"))
 
 
 @pytest.mark.integers

@@ -1,4 +1,4 @@
-"""Lesson 06: bytes a logit, the floor, and a loop of one's own."""
+"""Lesson 06: bytes a logit, the floor, a loop of one's own, and the head for a budget."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memlab.experiments import Recipe, measure
+from memlab.experiments.heads import head_loss
 from memlab.instruments.measurement import Measurement
 from memlab.instruments.meter import Meter
 from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
-from memlab.lessons.running import HeadShapes, simulated_head
+from memlab.lessons.running import HeadShapes, head_bytes, simulated_head
 from memlab.techniques.chunked_loss import chunked_cross_entropy, cross_entropy
+from memlab.techniques.fused_head import fused_token_logprobs
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 CHUNKS = tuple(2**n for n in range(5, 13))  # 32 to 4096
 DEFAULT_CHUNK: int = inspect.signature(chunked_cross_entropy).parameters["chunk"].default
 TOLERANCE = 1e-9  # in fp64
+HEADS = {
+    "all logits": Recipe(loss_type="nll"),
+    "chunked": Recipe(),
+    "fast": Recipe(fused_head="fast"),
+    "frugal": Recipe(fused_head="frugal"),
+}
+MIB = 1 << 20
+FROZEN = HeadShapes(8192, 151_936, 2048)  # the benchmark's
+BUDGET_MIB = 400
 
 
 def _bytes_a_logit() -> int:
@@ -229,6 +240,31 @@ def _why_loop() -> str:
     )
 
 
+def _frozen_mib(head: str) -> float:
+    """What a head adds at its peak to inputs and gradients, where w is frozen."""
+    return head_bytes(head_loss(HEADS[head]), FROZEN, trained=False).extra / MIB
+
+
+def _judge_budget(answer: str) -> Finding:
+    needed = _frozen_mib(answer)
+    return Finding(needed <= BUDGET_MIB, f"{answer} needs {needed:,.0f} MiB.")
+
+
+def _why_budget() -> str:
+    needed = {head: f"{_frozen_mib(head):,.0f}" for head in HEADS}
+    tile = inspect.signature(fused_token_logprobs).parameters["chunk"].default
+    return (
+        f"fast, {needed['fast']} MiB: a frozen head has no dW to sum in fp32, which leaves dh and "
+        f"a chunk's logits. frugal, {needed['frugal']} MiB, never had that sum, and holds a tile "
+        f"of as many logits as {tile} rows have; chunked, {needed['chunked']} MiB, widens a part "
+        f"of its chunk to fp32; all logits, {needed['all logits']} MiB."
+    )
+
+
+def _is_head(answer: Any) -> bool:
+    return isinstance(answer, str) and answer in HEADS
+
+
 def _is_chunk(answer: Any) -> bool:
     return is_number(answer) and answer in CHUNKS
 
@@ -259,5 +295,15 @@ EXERCISES = {
         _judge_loop,
         "Chunks may hold no label at all. What must be divided, and when?",
         _why_loop,
+    ),
+    "06d": Exercise(
+        f"LoRA freezes the head: {FROZEN.tokens} rows, {FROZEN.words:,} words, width "
+        f"{FROZEN.hidden}, bf16. Beside its inputs and the gradient of h, {BUDGET_MIB} MiB are "
+        "free. Which head fits?",
+        f"one of {', '.join(map(repr, HEADS))}",
+        _is_head,
+        _judge_budget,
+        "`head_bytes(loss, shapes, trained=False)` measures a frozen one. Which bytes are gone?",
+        _why_budget,
     ),
 }

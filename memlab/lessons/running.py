@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -34,3 +34,31 @@ def simulated_head(shapes: HeadShapes) -> Iterator[tuple[Meter, tuple[Tensor, Te
         y = torch.zeros(n, dtype=torch.int64, device=device)
         meter.begin_step()
         yield meter, (h, w, y)
+
+
+class HeadBytes(NamedTuple):
+    """Bytes that a loss leaves for backward, and those at its peak through backward.
+
+    `extra` counts neither the inputs nor their gradients.
+    """
+
+    kept: int
+    extra: int
+
+
+def head_bytes(
+    loss: Callable[..., Tensor], shapes: HeadShapes, *, trained: bool = True
+) -> HeadBytes:
+    """Of `loss(h, w, y)` on the simulated GPU; `trained` tells whether w needs a gradient.
+
+    Raises MemlabError where this torch can't simulate.
+    """
+    with simulated_head(shapes) as (meter, (h, w, y)):
+        w.requires_grad_(trained)
+        start = meter.live_bytes
+        value = loss(h, w, y)
+        kept = meter.live_bytes - start
+        value.sum().backward()
+        del value
+        end = meter.live_bytes
+    return HeadBytes(kept, max(sample.total for sample in meter.ledger.samples()) - end)
