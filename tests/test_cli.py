@@ -258,6 +258,7 @@ def test_estimate_runs_each_trainer(trainer: str, capsys: pytest.CaptureFixture[
         ("--set trainer=dpo", "batch: 4 x 1024 tokens -> 8 x 1024 tokens"),
         ("--set trainer=kto --set loss_type=chunked_nll", "--trainer kto gives both the same"),
         ("--trainer dpo --set padding_free=true", "such as --dataset chat"),
+        ("--trainer reward --set loss_type=chunked_nll", "changes nothing with trainer='reward': "),
         ("--trainer kto --dataset chat --set max_length=64", "from chat; other batches differ"),
     ],
 )

@@ -1,7 +1,7 @@
 """The batch that a command measured, in words: its slots, and what another one could take."""
 
 from memlab.experiments import Recipe
-from memlab.experiments.rules import IN_PAIRS, TRAINERS
+from memlab.experiments.rules import IN_PAIRS, TECHNIQUES, TRAINERS
 from memlab.experiments.trainer_batches import last_rows, longest_row
 
 NEED_ROWS_OF_UNEQUAL_LENGTH = {"packing", "packing_strategy", "padding_free", "truncation_mode"}
@@ -61,7 +61,16 @@ def other_batches(recipe: Recipe) -> str | None:
 
 
 def comparison_notes(before: Recipe, after: Recipe) -> list[str]:
-    """What the two sides' data mean for the figures."""
+    """What the trainer and the two sides' data mean for the figures."""
+    trainer = after.trainer
+    return [
+        f"{technique.title} changes nothing with trainer={trainer!r}: {technique.idle[trainer]}"
+        for technique in TECHNIQUES
+        if trainer in technique.idle and technique.is_on(before) != technique.is_on(after)
+    ] + _data_notes(before, after)
+
+
+def _data_notes(before: Recipe, after: Recipe) -> list[str]:
     changed = before.changes(after)
     batches = f"batch: {shape_in_words(before)} -> {shape_in_words(after)}"
     if "trainer" in changed and len(changed) > 1:
