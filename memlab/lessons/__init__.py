@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from memlab.lessons import apart, chunked, cutting, packed, rounding, start, trainers, where
+from memlab.lessons import apart, chunked, cutting, liger, packed, rounding, start, trainers, where
 from memlab.lessons.code import show_code
 from memlab.lessons.judging import Exercise, Question, Verdict, plain
 from memlab.lessons.spelling import in_trl
@@ -20,6 +20,7 @@ EXERCISES: dict[str, Exercise] = {
     **packed.EXERCISES,
     **rounding.EXERCISES,
     **chunked.EXERCISES,
+    **liger.EXERCISES,
     **trainers.EXERCISES,
 }
 _wrong_attempts: Counter[str] = Counter()

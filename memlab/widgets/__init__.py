@@ -12,6 +12,7 @@ _HOMES = {
     "ExploreLengths": "length_explorer",
     "ExploreMultiples": "multiples",
     "ExplorePacking": "bins",
+    "ExploreWaterfall": "waterfall",
     "Grid": "grid",
     "Predict": "prediction",
     "Readings": "readings",
@@ -22,6 +23,7 @@ _HOMES = {
     "explore_lengths": "length_explorer",
     "explore_multiples": "multiples",
     "explore_packing": "bins",
+    "explore_waterfall": "waterfall",
     "predict": "prediction",
     "readings": "readings",
     "scrub": "scrubber",
@@ -29,6 +31,7 @@ _HOMES = {
     "show_comparison": "show",
     "show_steps": "steps",
     "show_timeline": "show",
+    "show_waterfall": "waterfall",
 }
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from memlab.widgets.scrubber import Scrub, scrub
     from memlab.widgets.show import Shown, show_bars, show_comparison, show_timeline
     from memlab.widgets.steps import show_steps
+    from memlab.widgets.waterfall import ExploreWaterfall, explore_waterfall, show_waterfall
 
 __all__ = [
     "Explore",
@@ -50,6 +54,7 @@ __all__ = [
     "ExploreLengths",
     "ExploreMultiples",
     "ExplorePacking",
+    "ExploreWaterfall",
     "Grid",
     "Predict",
     "Readings",
@@ -60,6 +65,7 @@ __all__ = [
     "explore_lengths",
     "explore_multiples",
     "explore_packing",
+    "explore_waterfall",
     "predict",
     "readings",
     "scrub",
@@ -67,6 +73,7 @@ __all__ = [
     "show_comparison",
     "show_steps",
     "show_timeline",
+    "show_waterfall",
 ]
 
 

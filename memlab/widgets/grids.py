@@ -17,6 +17,7 @@ from typing import Any
 from memlab.experiments import Recipe, measure, recordings
 from memlab.experiments.kernels import measure_parts
 from memlab.experiments.record import TORCHTUNE
+from memlab.experiments.sharded import one_of
 from memlab.experiments.versions import versions
 from memlab.instruments.measurement import Measurement
 from memlab.widgets.grid import Grid, Setting, Value
@@ -26,8 +27,8 @@ from memlab.widgets.grid import Grid, Setting, Value
 class GridSpec:
     """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here.
 
-    So are `kernels`, parts of Liger joined by "+", or "none". Where an axis is no switch,
-    `switches` turns a setting into switches.
+    So are `kernels`, parts of Liger joined by "+", or "none", and `cards`, over which parameters are
+    spread. Where an axis is no switch, `switches` turns a setting into switches.
     """
 
     base: Recipe
@@ -36,14 +37,16 @@ class GridSpec:
 
     def at(self, setting: Setting) -> Measurement:
         """Simulates one setting, on the grid or off it. Raises as `measure` does."""
-        apart = ("chunk", "kernels")
+        apart = ("chunk", "kernels", "cards")
         switches = self.switches({axis: v for axis, v in setting.items() if axis not in apart})
         recipe = self.base.replace(**switches)
         if kernels := setting.get("kernels"):
             return measure_parts(recipe, [] if kernels == "none" else str(kernels).split("+"))
         chunk = setting.get("chunk")
         assert chunk is None or isinstance(chunk, int)
-        return measure(recipe, device="simulated", chunk=chunk)
+        measured = measure(recipe, device="simulated", chunk=chunk)
+        cards = setting.get("cards")
+        return one_of(int(cards), measured) if cards else measured
 
     def simulate(self) -> Grid:
         """Simulates every setting."""
@@ -151,7 +154,11 @@ GRIDS = {
             per_device_train_batch_size=8,
             gradient_checkpointing=True,
         ),
-        {"max_length": (512, 1024, 2048, 4096), "use_liger_kernel": (False, True)},
+        {
+            "max_length": (512, 1024, 2048, 4096),
+            "use_liger_kernel": (False, True),
+            "cards": (1, 8),
+        },
     ),
     "07_pairs": GridSpec(
         Recipe.off(trainer="dpo"),
