@@ -4,15 +4,12 @@
 chosen before triton is imported: TRITON_INTERPRET=1.
 """
 
-import weakref
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
+from head_cases import assert_same, inputs, run
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memlab.techniques import fused_head
 from memlab.techniques.chunked_loss import cross_entropy
@@ -30,87 +27,9 @@ OPTIONS: list[dict[str, Any]] = [
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-def inputs(
-    n: int = 29,
-    v: int = 23,
-    d: int = 7,
-    dtype: torch.dtype = torch.float64,
-    *,
-    masked: float = 0.3,
-    device: str = "cpu",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h (n, d), w (v, d), y (n,) and a bias (v,)."""
-    rng = torch.Generator().manual_seed(0)
-    h, w, bias = (
-        torch.randn(shape, generator=rng, dtype=torch.float64).to(device, dtype)
-        for shape in ((n, d), (v, d), (v,))
-    )
-    y = torch.randint(v, (n,), generator=rng)
-    y[torch.rand(n, generator=rng) < masked] = -100
-    return h, w, y.to(device), bias
-
-
-def run(
-    loss: Callable[..., Tensor],
-    h: Tensor,
-    w: Tensor,
-    y: Tensor,
-    bias: Tensor | None = None,
-    *,
-    times: float = 1.0,
-    **options: Any,
-) -> list[Tensor]:
-    """Value and gradients of times * loss: loss, dh, dw and, with a bias, dbias."""
-    leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
-    value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
-    (value * times).backward()
-    return [value.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[list-item]
-
-
 def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     """|x - exact| / |exact| of each."""
     return [float((x.double() - e).norm() / e.norm()) for x, e in zip(found, exact, strict=True)]
-
-
-def assert_same(a: list[Tensor], b: list[Tensor], tol: float) -> None:
-    for x, y in zip(a, b, strict=True):
-        assert x.dtype == y.dtype
-        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
-
-
-def rounded(nbytes):
-    return -(-nbytes // 512) * 512
-
-
-class Meter(TorchDispatchMode):
-    """Live and peak bytes of the storages born inside, each rounded up to 512 B."""
-
-    def __init__(self, *before):
-        super().__init__()
-        self.live = self.peak = 0
-        self.seen = weakref.WeakSet(t.untyped_storage() for t in before)
-
-    def _drop(self, nbytes):
-        self.live -= nbytes
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for storage in {t.untyped_storage() for t in tree_leaves(out) if torch.is_tensor(t)}:
-            if storage not in self.seen:
-                self.seen.add(storage)
-                nbytes = rounded(storage.nbytes())
-                self.live += nbytes
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._drop, nbytes)
-        return out
-
-    def __enter__(self):
-        self.threads = torch.autograd.set_multithreading_enabled(False)  # else backward is unseen
-        return super().__enter__()
-
-    def __exit__(self, *exc):
-        self.threads.__exit__(*exc)
-        return super().__exit__(*exc)
 
 
 def check_kernels(dtype: torch.dtype, v: int, scale: float, softcap: float | None, device: str):

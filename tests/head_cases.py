@@ -7,21 +7,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0):
+def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0, device="cpu"):
+    """h (n, d), w (v, d), y (n,) and a bias (v,)."""
     rng = torch.Generator().manual_seed(seed)
-    h = torch.randn(n, d, generator=rng, dtype=torch.float64).to(dtype)
-    w = torch.randn(v, d, generator=rng, dtype=torch.float64).to(dtype)
-    bias = torch.randn(v, generator=rng, dtype=torch.float64).to(dtype)
+    h, w, bias = (
+        torch.randn(shape, generator=rng, dtype=torch.float64).to(device, dtype)
+        for shape in ((n, d), (v, d), (v,))
+    )
     y = torch.randint(v, (n,), generator=rng)
     y[torch.rand(n, generator=rng) < masked] = -100
-    return h, w, y, bias
+    return h, w, y.to(device), bias
 
 
-def run(loss, h, w, y, bias=None, **options):
-    """Value and gradients: loss, dh, dw and, with a bias, dbias."""
+def run(loss, h, w, y, bias=None, *, times=1.0, **options):
+    """Value and gradients of times * loss: loss, dh, dw and, with a bias, dbias."""
     leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
     value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
-    value.backward()
+    (value * times).backward()
     return [value.detach(), *(leaf.grad for leaf in leaves)]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fused_cases import OPTIONS, Meter, assert_same, errors, inputs, run
+from fused_cases import OPTIONS, errors
+from head_cases import Meter, assert_same, inputs, run
 
 from memlab.instruments.device import simulated_gpu
 from memlab.techniques import fused_head

@@ -5,13 +5,12 @@ import torch
 from fused_cases import (
     OPTIONS,
     TOLERANCES,
-    Meter,
     check_all,
     check_extremes,
     check_kernels,
     errors,
-    run,
 )
+from head_cases import Meter, run
 
 from memlab.instruments.device import simulated_gpu
 from memlab.techniques.chunked_loss import cross_entropy
