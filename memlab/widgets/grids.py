@@ -27,8 +27,8 @@ from memlab.widgets.grid import Grid, Setting, Value
 class GridSpec:
     """A recipe and the values of its switches; `chunk`, the rows a chunk, is one of them here.
 
-    So are `kernels`, parts of Liger joined by "+", or "none", and `cards`, over which parameters are
-    spread. Where an axis is no switch, `switches` turns a setting into switches.
+    So are `kernels`, parts of Liger joined by "+", or "none", and `cards`, that share the
+    parameters. Where an axis is no switch, `switches` turns a setting into switches.
     """
 
     base: Recipe
@@ -159,6 +159,10 @@ GRIDS = {
             "use_liger_kernel": (False, True),
             "cards": (1, 8),
         },
+    ),
+    "07_trl": GridSpec(  # its own chunked head, and Liger's layer kernels
+        Recipe.defaults(),
+        {"gradient_checkpointing": (False, True), "kernels": ("none", "rms_norm+rope+swiglu")},
     ),
     "07_pairs": GridSpec(
         Recipe.off(trainer="dpo"),
