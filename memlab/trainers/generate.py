@@ -66,7 +66,7 @@ def generate(
     if prompts.ndim != 2 or prompts.numel() == 0:
         raise ValueError(f"prompts must be (B, P), both at least 1, not {tuple(prompts.shape)}")
     simulated = isinstance(prompts, FakeTensor)
-    stops = torch.tensor(_ids(eos_token_id), dtype=torch.int64, device=prompts.device)
+    stops = torch.tensor(stop_ids(eos_token_id), dtype=torch.int64, device=prompts.device)
     config = head.backbone.config
     cache: Any = DynamicCache(config=config)  # pyright: ignore[reportArgumentType]
     stopped = torch.zeros_like(prompts[:, :1], dtype=torch.bool)
@@ -136,7 +136,7 @@ def _made_up(cache: Any, length: int, config: Any) -> Any:
     return made
 
 
-def _ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
+def stop_ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
         return []
     return [eos_token_id] if isinstance(eos_token_id, int) else [*eos_token_id]

@@ -55,11 +55,7 @@ def rollout(
     multiple below 1.
     """
     device = next(model.parameters()).device
-    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
-    if not rows:
-        raise ValueError("prompts are empty: a step needs at least one")
-    if pad_to_multiple_of is not None:
-        number("pad_to_multiple_of", pad_to_multiple_of, lambda n: n >= 1, "at least 1, or None")
+    rows = checked(prompts, pad_to_multiple_of)
     order, read, new, masks = [], [], [], []
     for length in sorted({len(row) for row in rows}):
         group = [at for at, row in enumerate(rows) if len(row) == length]
@@ -75,7 +71,43 @@ def rollout(
         )
         new.append(completions)
         masks.append(mask)
-    back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device)
+    return laid_out(
+        order,
+        read,
+        new,
+        masks,
+        pad_token_id=pad_token_id,
+        max_length=max_length,
+        pad_to_multiple_of=pad_to_multiple_of,
+    )
+
+
+def checked(prompts: Sequence[Any], pad_to_multiple_of: int | None) -> list[Tensor]:
+    """The prompts as int64 tensors (P,); ValueError for none, and for a multiple below 1."""
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    if not rows:
+        raise ValueError("prompts are empty: a step needs at least one")
+    if pad_to_multiple_of is not None:
+        number("pad_to_multiple_of", pad_to_multiple_of, lambda n: n >= 1, "at least 1, or None")
+    return rows
+
+
+def laid_out(
+    order: Sequence[int],
+    read: Sequence[Tensor],
+    new: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    *,
+    pad_token_id: int,
+    max_length: int | None,
+    pad_to_multiple_of: int | None,
+) -> Rollout:
+    """A `Rollout` of parts, each of prompts of one length, the shortest first.
+
+    A part is prompts (b, P), their completions (b, C) padded on the right, and the mask (b, C) of
+    these; C may differ. `order` has the place of each of the parts' rows among the step's prompts.
+    """
+    back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=read[0].device)
 
     def whole(parts: Iterable[Tensor], width: int, value: int) -> Tensor:
         return torch.cat([F.pad(x, (0, width - x.shape[1]), value=value) for x in parts])[back]
