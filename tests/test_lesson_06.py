@@ -98,7 +98,7 @@ def test_times_are_told_beside_the_products_and_errors_beside_full_logits() -> N
     shown = HeadTimes(made_run())
     assert shown.lines[0][-1] == "time, frozen"
     assert shown.lines[1:] == [
-        ["products", "20.0", "1.00x", "0", "—", "—", "1.00x"],
+        ["products", "20.0", "1.00x", "—", "—", "—", "1.00x"],
         ["a <head>", "25.0", "1.25x", "1,540", "6.00x", "1.00x", "—"],
         ["full logits", "40.0", "2.00x", "1,540", "1.00x", "1.00x", "3.00x"],
     ]
@@ -115,6 +115,10 @@ def test_the_newest_run_has_what_the_lesson_says_of_it() -> None:
     ms = {name: side["ms"] for name, side in trained.items()}
     assert ms["memlab fast"] == min(ms[name] for name in ms if name != "products")
     assert ms["memlab fast"] < ms["memlab frugal"] < min(ms["full logits"], ms["Liger"])
+    assert ms["Liger"] == max(ms.values())
+    assert trained["memlab frugal"]["extra_mib"] < trained["TRL"]["extra_mib"]
+    extra = {name: side["extra_mib"] for name, side in trained.items() if name != "CCE"}
+    assert extra["Liger"] == min(extra.values())
     far = {name: side["errors"][0] for name, side in trained.items() if "errors" in side}
     assert far["CCE"] > 3 * far["full logits"]
     assert far["memlab fast"] < 1.1 * far["full logits"]

@@ -32,13 +32,14 @@ class HeadTimes:
         for side in sorted(sides, key=lambda side: sides[side]["ratio"]):
             read, full = sides[side], sides["full logits"]["errors"]
             errors = [f"{e / f:.2f}x" for e, f in zip(read.get("errors", ()), full, strict=False)]
+            extra = f"{read['extra_mib']:,.0f}" if errors else NONE  # products make no gradients
             further = [shapes[name]["sides"].get(side) for name in self.further]
             found.append(
                 [
                     side,
                     f"{read['ms']:.1f}",
                     f"{read['ratio']:.2f}x",
-                    f"{read['extra_mib']:,.0f}",
+                    extra,
                     *(errors or [NONE, NONE]),
                     *(f"{r['ratio']:.2f}x" if r else NONE for r in further),
                 ]
