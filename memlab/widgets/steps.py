@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -79,7 +80,7 @@ def _by_phase(measurement: Measurement) -> dict[str, list[Sample]]:
 def _strip(ax: Axes, label: str, measurement: Measurement, limit: int) -> None:
     ax.set_xlim(0, LEFTS[-1] + WIDTHS[-1])
     ax.set_ylim(0, 1.12 * limit)
-    top: tuple[float, int] = (0.0, -1)
+    top: tuple[float, int, int] = (0.0, 0, -1)  # place, bytes beside it, bytes
     parts = _by_phase(measurement)
     for phase, left, width in zip(PHASES, LEFTS, WIDTHS, strict=True):
         inside = left + GAP, left + width - GAP
@@ -90,8 +91,10 @@ def _strip(ax: Axes, label: str, measurement: Measurement, limit: int) -> None:
         live = np.array([s.bytes for s in parts[phase]], dtype=np.int64)
         areas(ax, np.append(x, inside[1]), np.append(live, live[-1:], axis=0))
         totals = live.sum(axis=1)
-        if totals.max() > top[1]:
-            top = float(x[totals.argmax()]), int(totals.max())
+        at = int(totals.argmax())
+        if totals[at] > top[2]:
+            beside = totals[max(at - 1, 0) : at + 2].min()
+            top = float(x[at]), int(beside), int(totals[at])
     _ring(ax, *top)
     _frame(ax, limit)
     ax.text(-0.04, 0.62, label, transform=ax.transAxes, **_text(FONT, INK, "bold"))
@@ -109,7 +112,7 @@ def _places(samples: Sequence[Sample], left: float, right: float) -> np.ndarray:
     return left + (right - left) * at / max(int(at[-1]) + usual, 1)
 
 
-def _text(size: float, colour: str, weight: str) -> dict[str, object]:
+def _text(size: float, colour: str, weight: str) -> dict[str, Any]:
     return {
         "fontsize": size,
         "color": colour,
@@ -120,7 +123,9 @@ def _text(size: float, colour: str, weight: str) -> dict[str, object]:
     }
 
 
-def _ring(ax: Axes, x: float, y: int) -> None:
+def _ring(ax: Axes, x: float, foot: int, y: int) -> None:
+    """Marks the peak, on a line from what is alive beside it: spikes are thin."""
+    ax.vlines(x, foot, y, color=INK, lw=1.2, zorder=4, clip_on=False)
     ax.plot([x], [y], "o", ms=5, mfc="white", mec=INK, mew=1.4, zorder=5, clip_on=False)
 
 
