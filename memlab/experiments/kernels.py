@@ -54,7 +54,6 @@ def measure_parts(recipe: Recipe, parts: Collection[str]) -> Measurement:
                 for _ in range(recipe.max_steps):
                     meter.begin_step()
                     next(losses)
-                losses.close()
     return measurement(
         meter,
         peak_allocated_bytes=None,

@@ -6,7 +6,7 @@ A grid holds the peaks; its axis `kernels` names the steps, each with all kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ipywidgets
 from matplotlib.artist import Artist
@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from memlab.instruments.measurement import CATEGORIES
-from memlab.widgets.figures import bare, label, legend, line, scale
+from memlab.widgets.figures import bare, label, legend, scale
 from memlab.widgets.grid import Grid, Setting
 from memlab.widgets.live import Live, described
 from memlab.widgets.rows import slider
 from memlab.widgets.show import WIDTH, Shown, columns, heading
-from memlab.widgets.style import FONT, GOAL, HATCH, INK, LOOKS, QUIET, gb
+from memlab.widgets.style import FONT, HATCH, INK, LOOKS, QUIET, gb
 
 Peaks = Mapping[str, int]  # bytes by category at the metered peak
 
@@ -29,6 +29,7 @@ MODES = {False: "without checkpointing", True: "with checkpointing"}
 
 GOAL_SHARE = 0.6  # what is claimed
 TALL = 3.3  # inches
+GONE: dict[str, Any] = {"facecolor": "white", "edgecolor": QUIET, "lw": 0.9, "ls": (0, (3, 2))}
 
 
 class Fall(NamedTuple):
@@ -87,16 +88,17 @@ def waterfall(ax: Axes, fall: Fall, *, limit: int, title: str) -> None:
     top = fall.before
     for x, (_, n) in enumerate(fall.steps, start=1):
         ax.plot([x - 1.4, x + 0.4], [top, top], color=QUIET, lw=0.7)
-        ax.bar(x, abs(top - n), 0.8, min(top, n), color=GOAL, hatch="//", edgecolor=HATCH, lw=0.6)
+        ax.bar(x, abs(top - n), 0.8, min(top, n), **GONE)
         said = percent_points(n - top)
         ax.text(x, max(top, n) + 0.015 * limit, said, ha="center", va="bottom", **_text())
         top = n
     ax.plot([len(fall.steps) - 0.4, len(fall.steps) + 0.6], [top, top], color=QUIET, lw=0.7)
-    line(ax, f"\N{MINUS SIGN}{GOAL_SHARE:.0%}:".replace("%", " %"), _goal(fall))
+    _goal(ax, fall)
     names = ["none", *(name for name, _ in fall.steps), "all"]
     ax.set_xticks(range(len(names)), names, fontsize=FONT - 0.5, color=INK)
     ax.tick_params(axis="x", length=0, pad=3)
-    ax.set_title(f"{title}: {fall.share}", loc="left", fontsize=FONT, color=INK, pad=6)
+    ends = f"{gb(fall.before, unit=False)} → {gb(fall.after)}, {fall.share}"
+    ax.set_title(f"{title}: {ends}", loc="left", fontsize=FONT, color=INK, pad=6)
     scale(ax, 1.1 * limit)
 
 
@@ -105,11 +107,15 @@ def percent_points(n: int) -> str:
     return f"{n / 1e9:+.2f}".replace("-", "\N{MINUS SIGN}") if n else "0"
 
 
-def _goal(fall: Fall) -> int:
-    return round((1 - GOAL_SHARE) * fall.before)
+def _goal(ax: Axes, fall: Fall) -> None:
+    """A dashed line where GOAL_SHARE is taken off, named where no bar stands."""
+    n = (1 - GOAL_SHARE) * fall.before
+    ax.axhline(n, color=QUIET, lw=0.9, ls=(0, (3, 2)), zorder=0.9)
+    said = f"\N{MINUS SIGN}{100 * GOAL_SHARE:.0f} %: {gb(n)}"
+    ax.annotate(said, (0.55, n), (0, 3), textcoords="offset points", color=QUIET, fontsize=FONT - 1)
 
 
-def _text() -> dict[str, object]:
+def _text() -> dict[str, Any]:
     return {"fontsize": FONT, "color": INK}
 
 
@@ -139,7 +145,7 @@ def _draw(figure: Figure, both: Mapping[bool, Fall], limit: int, top: float) -> 
         Patch(facecolor=LOOKS[c].colour, hatch=LOOKS[c].hatch, ec=HATCH, label=LOOKS[c].name)
         for c in present
     ]
-    taken = Patch(facecolor=GOAL, hatch="//", ec=HATCH, label="taken off")
+    taken = Patch(label="taken off", **GONE)
     legend(ax, [*patches, taken], loc="upper left", anchor=(0.0, 1.0))
 
 
