@@ -1,10 +1,9 @@
 """Rollouts by vLLM, in this process: its engine samples, the policy's weights go to it before.
 
-Each rollout hands all weights of the policy to vLLM's loader of checkpoints (`reload_weights` of
-its worker, by `LLM.collective_rpc`), empties the cache of prefixes, which older weights made, and
-samples with `LLM.generate`. Sources: vLLM 0.26.0, entrypoints/llm.py and
-v1/worker/gpu_model_runner.py; TRL 1.16 calls `load_weights` of the bare model instead.
-The engine has weights and a KV cache of its own, which no meter of memlab sees.
+Each rollout hands all weights of the policy to the engine (`vllm_weights.push`) and samples with
+`LLM.generate`, as entrypoints/llm.py of vLLM 0.26.0 has it. The engine keeps weights and a KV cache
+of its own, which no meter of memlab sees. Tried with vLLM 0.32.0 on a CPU, in fp32, where greedy
+completions are those of `generate.generate`; not tried yet on a card.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ def engine(model: Any, *, gpu_memory_utilization: float = 0.3, **options: Any) -
     """A `vllm.LLM` of the policy's shape and dtype, for token ids; weights come with a rollout.
 
     `gpu_memory_utilization` is the share of the card for its weights and cache; `options` are
-    others of `vllm.LLM`. Sets VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment. Raises
-    MemlabError without vLLM, ValueError where that variable is set otherwise.
+    others of `vllm.LLM`. Sets VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment; vLLM then seeds
+    the random numbers of this process, too (`seed`, 0). Raises MemlabError without vLLM, ValueError
+    where that variable is set otherwise.
     """
     vllm = _vllm()
     if os.environ.setdefault(SWITCH, "0") != "0":
