@@ -1,5 +1,6 @@
 """What lesson 06 says of TRL, constructed with the installed one, and of a benchmark's run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,11 @@ def test_the_simulated_heads_need_what_the_cards_did(frozen: bool) -> None:
     for head, side in sides.items():
         extra = head_bytes(head_loss(HEADS[head]), shapes, trained=not frozen).extra
         assert extra / 2**20 == pytest.approx(shape["sides"][side]["extra_mib"], abs=1)
+
+
+def test_the_lesson_shows_the_newest_run() -> None:
+    """Execute the lesson anew after a run of the benchmark was added."""
+    (path,) = (Path(__file__).parent.parent / "notebooks").glob("06_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    (cell,) = (cell for cell in cells if "".join(cell["source"]).endswith("show_head_times()"))
+    assert "".join(cell["outputs"][0]["data"]["text/plain"]) == repr(show_head_times())

@@ -42,8 +42,11 @@ def show_code(*parts: Callable[..., Any] | tuple[ModuleType, str], first: str = 
 
 
 def _source(part: Callable[..., Any] | tuple[ModuleType, str], first: str) -> str:
-    name = part[1] if isinstance(part, tuple) else part.__name__
-    found = _named(*part) if isinstance(part, tuple) else inspect.getsource(part)
+    if isinstance(part, tuple):
+        module, name = part
+        found = _named(module, name)
+    else:
+        name, found = part.__name__, inspect.getsource(part)
     lines = textwrap.dedent(found).splitlines()
     definition: Any = ast.parse("\n".join(lines)).body[0]
     if ast.get_docstring(definition) and len(definition.body) > 1:
