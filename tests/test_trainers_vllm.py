@@ -295,12 +295,15 @@ def completed_by_both(device: str) -> list[list[list[int]]]:
     llm = vllm_rollouts.engine(plain, max_model_len=64, enforce_eager=True)
     found = []
     for model in (plain, other, with_lora(copy.deepcopy(other))):
-        for made in (by_vllm(llm, model, temperature=0.0), roll(model, temperature=0.0)(asked())):
+        prompts = [torch.tensor(prompt, device=device) for prompt in asked()]
+        theirs = by_vllm(llm, model, prompts, temperature=0.0)
+        for made in (theirs, roll(model, temperature=0.0)(prompts)):
             assert made.completions.device.type == device
             found.append(made.input_ids.tolist())
     return found
 
 
+@pytest.mark.filterwarnings("ignore")  # what vLLM warns of when it is imported
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_vllm_completes_as_memlab_does(device: str) -> None:
     platform = pytest.importorskip("vllm.platforms").current_platform.device_type

@@ -58,7 +58,7 @@ def rollout(
     """As `rollouts.rollout`, by the engine `llm`: `push`, then `complete`, whose `options` these
     are. Give `functools.partial(rollout, llm, model, ...)` to a trainer. Raises what they raise.
     """
-    rows = checked(prompts, pad_to_multiple_of)
+    rows = [row.cpu() for row in checked(prompts, pad_to_multiple_of)]
     push(llm, model)
     completions = complete(llm, [row.tolist() for row in rows], **options)
     order = sorted(range(len(rows)), key=lambda at: len(rows[at]))
@@ -93,10 +93,10 @@ def complete(
     """
     number("max_completion_length", max_completion_length, lambda n: n >= 1, "at least 1")
     number("temperature", temperature, lambda t: t == 0 or t >= 0.01, "at least 0.01, or 0: greedy")
-    shortest, *_, longest = sorted(map(len, prompts * 2))
-    if not shortest:
+    lengths = sorted(map(len, prompts))
+    if not lengths[0]:
         raise ValueError("prompts must have at least one token each")
-    limit, wanted = llm.model_config.max_model_len, longest + max_completion_length
+    limit, wanted = llm.model_config.max_model_len, lengths[-1] + max_completion_length
     if wanted > limit:
         raise ValueError(f"max_model_len must be at least {wanted}, prompt and all, not {limit}")
     seeds: list[int | None] = [None] * len(prompts)
