@@ -3,6 +3,7 @@ little."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,7 +24,8 @@ from memlab.techniques.chunked_loss import cross_entropy
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 ASKED = "Qwen/Qwen3-8B"  # 07a
-EVERY = 64  # 07b: tokens
+EVERY, BASE = 64, 1024  # 07b: tokens
+LINE = (14 * EVERY, 15 * EVERY)  # two lengths at which the peak without Liger is measured
 EPS = 1e-6  # 07d
 TOLERANCE = 1e-5  # of a gradient in fp32
 ROOM = 16  # 07d: bytes a row beside the output
@@ -79,29 +81,24 @@ def _why_top() -> str:
 
 
 @cache
-def _peaks(max_length: int) -> tuple[int, int]:
-    """TRL's defaults with all the logits, and with Liger."""
-    before = Recipe.off(gradient_checkpointing=True, max_length=max_length)
-    sides = before, before.replace(use_liger_kernel=True)
-    without, with_liger = (measure(r, device="simulated").metered_peak_bytes for r in sides)
-    return without, with_liger
-
-
-def _halves(max_length: int) -> bool:
-    without, with_liger = _peaks(max_length)
-    return with_liger <= without / 2
+def _peak(max_length: int, *, with_liger: bool) -> int:
+    """Bytes of a step with checkpointing: with all the logits, or with Liger."""
+    recipe = Recipe.off(
+        gradient_checkpointing=True, max_length=max_length, use_liger_kernel=with_liger
+    )
+    return measure(recipe, device="simulated").metered_peak_bytes
 
 
 def _judge_half(answer: float) -> Finding:
     if missing := liger_missing():
         return Finding(False, missing)
     length = int(answer)
-    without, with_liger = _peaks(length)
+    without, with_liger = (_peak(length, with_liger=on) for on in (False, True))
     said = f"At {length}: {without / 1e9:.2f} -> {with_liger / 1e9:.2f} GB"
     share = f"{said}, {with_liger / without - 1:+.1%}."
-    if not _halves(length):
+    if 2 * with_liger > without:
         return Finding(False, share)
-    if length > EVERY and _halves(length - EVERY):
+    if length > EVERY and 2 * with_liger <= _peak(length - EVERY, with_liger=False):
         return Finding(False, f"{share} A shorter row will do.")
     return Finding(True)
 
@@ -109,15 +106,14 @@ def _judge_half(answer: float) -> Finding:
 def _why_half() -> str:
     if liger_missing():
         return "Without liger-kernel and triton nothing can be run to tell."
-    rows, length = Recipe.off().per_device_train_batch_size, EVERY
-    floor = _peaks(1024)[1]
-    at = [_peaks(n)[0] for n in (1024, 2048)]
-    a_token = (at[1] - at[0]) / 1024
-    length = -(-(2 * floor - at[0] + 1024 * a_token) // (EVERY * a_token)) * EVERY
+    floor = _peak(BASE, with_liger=True)
+    first, second = (_peak(length, with_liger=False) for length in LINE)
+    a_token = (second - first) / (LINE[1] - LINE[0])
+    length = EVERY * math.ceil((LINE[0] + (2 * floor - first) / a_token) / EVERY)
     return (
-        f"{length:.0f}: with Liger the peak is {floor / 1e9:.2f} GB, the end of backward, whatever "
-        f"the length; without, each column of {rows} tokens adds {a_token / 1e6:.2f} MB of logits, "
-        f"and from there on they make it {2 * floor / 1e9:.2f} GB."
+        f"{length}: with Liger the peak is {floor / 1e9:.2f} GB, the end of backward, whatever the "
+        f"length; without, a token more in each row adds {a_token / 1e6:.2f} MB, nearly all of it "
+        f"logits, until it is {2 * floor / 1e9:.2f} GB."
     )
 
 
