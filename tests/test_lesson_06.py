@@ -120,6 +120,8 @@ def test_the_newest_run_has_what_the_lesson_says_of_it() -> None:
     assert trained["memlab frugal"]["extra_mib"] < trained["TRL"]["extra_mib"]
     extra = {name: side["extra_mib"] for name, side in trained.items() if name != "CCE"}
     assert extra["Liger"] == min(extra.values())
+    masked = show_head_times().run["shapes"]["half masked"]["sides"]
+    assert all(masked[name]["ratio"] < 1 for name in ("memlab fast", "memlab frugal", "TRL", "CCE"))
     far = {name: side["errors"][0] for name, side in trained.items() if "errors" in side}
     assert far["CCE"] > 3 * far["full logits"]
     assert far["memlab fast"] < 1.1 * far["full logits"]
