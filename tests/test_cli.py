@@ -360,7 +360,7 @@ def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, 
         ("estimate --trainer dpo --set loss_type=sigmoid", "memlab.trainers.dpo.train"),
         ("estimate --trainer kto --batch-size 1", "give 2 rows or more a step"),
         ("estimate --trainer grpo --batch-size 1", "give 2 completions"),
-        ("estimate --trainer grpo --max-length 256", "give a max_length above 256"),
+        ("estimate --trainer grpo --max-length 512", "give a max_length above 512"),
         ("estimate --set num_generations=4", "only 'grpo', 'rloo' have it"),
         ("compare --trainer rloo --set use_liger_kernel=true", "liger-kernel has no loss for it"),
         (

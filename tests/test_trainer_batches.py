@@ -319,9 +319,9 @@ def test_nothing_is_cut_without_a_max_length():
 def test_no_room_for_a_prompt_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"max_length=256 with max_completion_length=256: .* give a max_length above 256",
+        match=r"max_length=512 with max_completion_length=512: .* give a max_length above 512",
     ):
-        made(trainer="grpo", dataset="full", max_length=256)
+        made(trainer="grpo", dataset="full", max_length=512)
 
 
 def test_completions_that_are_no_whole_groups_are_refused():

@@ -52,7 +52,7 @@ WRITTEN: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     (
         {"trainer": "grpo", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2},
         "GRPOConfig",
-        {"num_generations": 8, "max_completion_length": 256, "generation_batch_size": 32},
+        {"num_generations": 8, "max_completion_length": 512, "generation_batch_size": 32},
     ),
     (
         {"trainer": "rloo", "num_generations": 4, "max_completion_length": 32},

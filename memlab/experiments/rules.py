@@ -26,8 +26,8 @@ IN_PAIRS = ("dpo", "reward", "online_dpo")  # two rows where others have one
 OWN: dict[str, dict[str, Any]] = {  # TRL's value of a switch that a recipe leaves at None
     "dpo": {"beta": 0.1},
     "kto": {"beta": 0.1},
-    "grpo": {"beta": 0.0, "max_completion_length": 256, "num_generations": 8},
-    "rloo": {"beta": 0.05, "max_completion_length": 256, "num_generations": 2},
+    "grpo": {"beta": 0.0, "max_completion_length": 512, "num_generations": 8},
+    "rloo": {"beta": 0.05, "max_completion_length": 512, "num_generations": 2},
     "online_dpo": {"beta": 0.1, "max_completion_length": 64},
     "gkd": {"beta": 0.5},
 }
