@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from importlib import import_module
@@ -47,6 +48,7 @@ def compare_with_liger(
     """
     missing = liger_missing()
     if not missing:
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # liger-kernel imports it
         return compare(before, after, device=device)
     print(missing)
     return Comparison(

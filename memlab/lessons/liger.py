@@ -148,7 +148,7 @@ def _why_trainers() -> str:
     return f"{', '.join(valid)}. Refused: {'; '.join(others)}."
 
 
-def _norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
+def plain_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
     """RMSNorm of x (N, D) by w (D,), by operations that autograd follows."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -176,7 +176,7 @@ def _judge_norm(answer: Norm) -> Finding:
     try:
         said = _wrong_norm(answer)
         if not said and (kept := _kept_a_row(answer)) > ROOM:
-            plain = _kept_a_row(_norm)
+            plain = _kept_a_row(plain_norm)
             said = (
                 f"Value and gradients are right, but a row of 256 numbers leaves {kept:,.0f} bytes "
                 f"for backward; operation by operation it is {plain:,.0f}. x is there anyway; what "
@@ -189,7 +189,7 @@ def _judge_norm(answer: Norm) -> Finding:
 
 def _wrong_norm(answer: Norm) -> str:
     found = []
-    for norm in (answer, _norm):
+    for norm in (answer, plain_norm):
         x, w, gradient = _inputs(torch.float32)
         y = norm(x, w, EPS)
         if not isinstance(y, Tensor) or y.shape != x.shape:
@@ -208,7 +208,7 @@ def _wrong_norm(answer: Norm) -> str:
 
 
 def _why_norm() -> str:
-    kept = _kept_a_row(_norm)
+    kept = _kept_a_row(plain_norm)
     return (
         f"Save x, w and one number a row, and compute the rest once more: 4 bytes a row instead of "
         f"{kept:,.0f}. That is all that a fused norm does for memory."

@@ -31,6 +31,8 @@ GOAL_SHARE = 0.6  # what is claimed
 TALL = 3.3  # inches
 GONE: dict[str, Any] = {"facecolor": "white", "edgecolor": QUIET, "lw": 0.9, "ls": (0, (3, 2))}
 
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line through letters
+
 
 class Fall(NamedTuple):
     """The peaks of one mode: with nothing on, after each step by name, at the end."""
@@ -112,11 +114,19 @@ def _goal(ax: Axes, fall: Fall) -> None:
     n = (1 - GOAL_SHARE) * fall.before
     ax.axhline(n, color=QUIET, lw=0.9, ls=(0, (3, 2)), zorder=0.9)
     said = f"\N{MINUS SIGN}{100 * GOAL_SHARE:.0f} %: {gb(n)}"
-    ax.annotate(said, (0.55, n), (0, 3), textcoords="offset points", color=QUIET, fontsize=FONT - 1)
+    ax.annotate(
+        said,
+        (0.55, n),
+        (0, 3),
+        textcoords="offset points",
+        color=QUIET,
+        fontsize=FONT - 1,
+        bbox=CLEAR,
+    )
 
 
 def _text() -> dict[str, Any]:
-    return {"fontsize": FONT, "color": INK}
+    return {"fontsize": FONT, "color": INK, "bbox": CLEAR}
 
 
 def _stack(ax: Axes, x: float, peaks: Peaks, limit: int) -> None:
