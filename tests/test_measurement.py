@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,20 @@ def test_thinning_keeps_the_peak_of_every_phase(ledger: Ledger, points: int) -> 
     for phase in {s.phase for s in whole}:
         highest = max(s.total for s in whole if s.phase == phase)
         assert max(s.total for s in few if s.phase == phase) == highest
+
+
+def test_a_long_phase_leaves_points_for_the_others() -> None:
+    ledger = Ledger()
+    ledger.begin_step()
+    for phase, births in (("rollout", 5000), ("forward", 200), ("backward", 300)):
+        ledger.enter(phase)
+        for _ in range(births):
+            ledger.born(512, 0, "op")
+    few = ledger.thinned(points=300)
+    kept = Counter(sample.phase for sample in few)
+    assert min(kept.values()) >= 100, "each has its third"
+    assert max(kept.values()) <= 102, "and no more"
+    assert few[-1] == list(ledger.samples())[-1]
 
 
 @given(ledgers())

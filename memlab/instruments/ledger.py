@@ -113,12 +113,18 @@ class Ledger:
             yield Sample(at, phase, tuple(live[at].tolist()))
 
     def thinned(self, *, points: int = 600) -> tuple[Sample, ...]:
-        """About `points` of the samples, in order: of each stretch the highest and the last."""
+        """About `points` of the samples, in order: of each stretch the highest and the last.
+
+        Each phase has as many stretches as every other, however many operations it takes: a long
+        rollout leaves enough for backward.
+        """
         live, phases = self._course()
         totals, names = live.sum(1), np.unique(phases, return_inverse=True)[1]
-        stretch = max(1, len(totals) // points)
+        samples = np.bincount(names)  # of each phase
+        stretch = np.maximum(1, samples * len(samples) // points)
         begins = np.diff(names, prepend=-1) != 0  # another phase, another stretch
-        begins[::stretch] = True
+        entered = np.flatnonzero(begins)[begins.cumsum() - 1]
+        begins |= (np.arange(len(names)) - entered) % stretch[names] == 0
         starts = np.flatnonzero(begins).tolist()
         kept = {0}
         for start, end in itertools.pairwise([*starts, len(totals)]):
