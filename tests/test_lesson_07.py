@@ -264,6 +264,14 @@ def test_the_slider_redraws_and_the_button_simulates_both_ends() -> None:
         explore_waterfall(grid("07_kernels"), start=1000)
 
 
+def test_with_checkpointing_one_side_is_a_line_and_the_other_a_floor() -> None:
+    at = {"gradient_checkpointing": True}
+    without = [peak("07_kernels", **at, max_length=n, kernels="none") for n in (512, 1024, 1536)]
+    assert without[2] - without[1] == pytest.approx(without[1] - without[0], rel=1e-3)
+    floor = [peak("07_kernels", **at, max_length=n, kernels=kernels.ALL) for n in (512, 1536)]
+    assert floor[1] == pytest.approx(floor[0], rel=1e-3)
+
+
 def test_layer_kernels_and_checkpointing_remove_the_same_bytes() -> None:
     layers = "rms_norm+rope+swiglu"
     for on, most in ((False, 0.85), (True, 1.0)):

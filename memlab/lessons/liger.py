@@ -24,8 +24,8 @@ from memlab.techniques.chunked_loss import cross_entropy
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 ASKED = "Qwen/Qwen3-8B"  # 07a
-EVERY, BASE = 64, 1024  # 07b: tokens
-LINE = (14 * EVERY, 15 * EVERY)  # two lengths at which the peak without Liger is measured
+EVERY = 64  # 07b: tokens
+LINE = (512, 1024)  # two lengths at which the peak without Liger is measured
 EPS = 1e-6  # 07d
 TOLERANCE = 1e-5  # of a gradient in fp32
 ROOM = 16  # 07d: bytes a row beside the output
@@ -89,16 +89,26 @@ def _peak(max_length: int, *, with_liger: bool) -> int:
     return measure(recipe, device="simulated").metered_peak_bytes
 
 
+def _without(max_length: int) -> float:
+    """The peak with all the logits, on the line through those at two lengths."""
+    first, second = (_peak(length, with_liger=False) for length in LINE)
+    return first + (max_length - LINE[0]) * (second - first) / (LINE[1] - LINE[0])
+
+
+def _floor() -> int:
+    """The peak with Liger: the end of backward, which rows of usual lengths do not move."""
+    return _peak(LINE[1], with_liger=True)
+
+
 def _judge_half(answer: float) -> Finding:
     if missing := liger_missing():
         return Finding(False, missing)
     length = int(answer)
-    without, with_liger = (_peak(length, with_liger=on) for on in (False, True))
-    said = f"At {length}: {without / 1e9:.2f} -> {with_liger / 1e9:.2f} GB"
-    share = f"{said}, {with_liger / without - 1:+.1%}."
-    if 2 * with_liger > without:
+    without, floor = _without(length), _floor()
+    share = f"At {length}: {without / 1e9:.2f} -> {floor / 1e9:.2f} GB, {floor / without - 1:+.1%}."
+    if 2 * floor > without:
         return Finding(False, share)
-    if length > EVERY and 2 * with_liger <= _peak(length - EVERY, with_liger=False):
+    if 2 * floor <= _without(length - EVERY):
         return Finding(False, f"{share} A shorter row will do.")
     return Finding(True)
 
@@ -106,10 +116,8 @@ def _judge_half(answer: float) -> Finding:
 def _why_half() -> str:
     if liger_missing():
         return "Without liger-kernel and triton nothing can be run to tell."
-    floor = _peak(BASE, with_liger=True)
-    first, second = (_peak(length, with_liger=False) for length in LINE)
-    a_token = (second - first) / (LINE[1] - LINE[0])
-    length = EVERY * math.ceil((LINE[0] + (2 * floor - first) / a_token) / EVERY)
+    floor, start, a_token = _floor(), _without(0), _without(1) - _without(0)
+    length = EVERY * math.ceil((2 * floor - start) / a_token / EVERY)
     return (
         f"{length}: with Liger the peak is {floor / 1e9:.2f} GB, the end of backward, whatever the "
         f"length; without, a token more in each row adds {a_token / 1e6:.2f} MB, nearly all of it "
