@@ -15,6 +15,9 @@ TINY = grids.GridSpec(Recipe.defaults(**SIZES), {"chunk": (16, 64), "max_length"
 @pytest.mark.integers
 @pytest.mark.parametrize("name", grids.GRIDS)
 def test_a_setting_of_each_grid_is_simulated_again(name: str) -> None:
+    if name.startswith("07"):
+        pytest.importorskip("liger_kernel", reason="no liger-kernel here")
+        pytest.importorskip("triton", reason="no Triton here")
     grid = Grid.load(grids.folder() / f"{name}.json")
     assert grid.differences(grids.GRIDS[name].at, sample=1, seed=6) == []
 
