@@ -91,7 +91,7 @@ def waterfall(ax: Axes, fall: Fall, *, limit: int, title: str) -> None:
     for x, (_, n) in enumerate(fall.steps, start=1):
         ax.plot([x - 1.4, x + 0.4], [top, top], color=QUIET, lw=0.7)
         ax.bar(x, abs(top - n), 0.8, min(top, n), **GONE)
-        said = percent_points(n - top)
+        said = signed_gb(n - top)
         ax.text(x, max(top, n) + 0.015 * limit, said, ha="center", va="bottom", **_text())
         top = n
     ax.plot([len(fall.steps) - 0.4, len(fall.steps) + 0.6], [top, top], color=QUIET, lw=0.7)
@@ -104,9 +104,10 @@ def waterfall(ax: Axes, fall: Fall, *, limit: int, title: str) -> None:
     scale(ax, 1.1 * limit)
 
 
-def percent_points(n: int) -> str:
-    """Bytes as signed GB: "-7.13"; "0" where nothing changed."""
-    return f"{n / 1e9:+.2f}".replace("-", "\N{MINUS SIGN}") if n else "0"
+def signed_gb(n: int) -> str:
+    """Bytes as signed GB: "-7.13", "-0.004" where that is little, "0" where nothing changed."""
+    digits = 2 if abs(n) >= 5e6 else 3
+    return f"{n / 1e9:+.{digits}f}".replace("-", "\N{MINUS SIGN}") if n else "0"
 
 
 def _goal(ax: Axes, fall: Fall) -> None:
@@ -175,7 +176,7 @@ def _says(both: Mapping[bool, Fall]) -> str:
     for mode, fall in both.items():
         top, parts = fall.before, []
         for name, n in fall.steps:
-            parts.append(f"{' '.join(name.split())} {percent_points(n - top)}")
+            parts.append(f"{' '.join(name.split())} {signed_gb(n - top)}")
             top = n
         ends = f"{gb(fall.before)} to {gb(fall.after)}, {fall.share}"
         said.append(f"{MODES[mode]}: {ends} ({', '.join(parts)})")
