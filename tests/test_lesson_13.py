@@ -18,6 +18,7 @@ from memlab.lessons.adapters import reference_bytes
 from memlab.lessons.batch import last_batch
 from memlab.lessons.matrix import show_matrix
 from memlab.lessons.trainers import bend, counted, tops
+from memlab.models.build import load_config
 from memlab.widgets import Grid, grids, show_steps
 from memlab.widgets.steps import PHASES, highest, peak_phase
 
@@ -54,7 +55,7 @@ def test_bytes_of_a_reference() -> None:
 
 
 def test_completions_until_the_cache_wins() -> None:
-    right = bend(Recipe().model)
+    right = bend()
     assert check("13c", right)
     assert "not yet there" in said("13c", right - 4)
     assert "there, and below" in said("13c", right + 4)
@@ -62,10 +63,10 @@ def test_completions_until_the_cache_wins() -> None:
 
 
 def test_the_bend_is_where_whole_steps_have_it() -> None:
-    right = bend(TINY)
+    right = bend()
     assert right > 8, "two micro-batches are what it is worked out from"
     for completions in (right - 4, right):
-        rollout, training = tops(measure(counted(completions, TINY), device="simulated"))
+        rollout, training = tops(measure(counted(completions), device="simulated"))
         assert (rollout > training) == (completions == right)
 
 
@@ -190,6 +191,21 @@ def test_a_figure_of_nothing_is_refused() -> None:
         show_steps({"SFT": dataclasses.replace(step, timeline=())})
 
 
+def test_training_hardly_grows_where_the_rollout_nearly_does_as_the_completions() -> None:
+    steps = (tops(measure(counted(n), device="simulated")) for n in (8, 32))
+    (rollout, training), (more, still) = steps
+    assert training <= still < 1.02 * training
+    assert 3.6 < more / rollout < 4
+
+
+def test_the_cache_is_what_the_formula_says() -> None:
+    grid = Grid.load(grids.folder() / "13_completions.json")
+    peak = grid.at({"max_completion_length": 256, "completions": 64})
+    config = load_config("Qwen/Qwen3-0.6B")
+    entries = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert peak["kv_cache"] == 2 * entries * 2 * 64 * (256 + 256 - 1)
+
+
 # ------------------------------------------------------------------------------------- TRL
 
 
@@ -207,6 +223,10 @@ def test_what_the_lesson_says_of_trl() -> None:
     assert default(trl.KTOConfig, "precompute_ref_log_probs") is False
     assert (default(trl.GRPOConfig, "beta"), default(trl.RLOOConfig, "beta")) == (0.0, 0.05)
     assert default(trl.GRPOConfig, "use_vllm") is False
+    assert default(trl.GRPOConfig, "num_generations") == 8
+    for config in (trl.GRPOConfig, trl.RLOOConfig):
+        assert default(config, "max_completion_length") == 512
+        assert "max_length" not in {field.name for field in dataclasses.fields(config)}
 
 
 def test_trl_refuses_completions_that_are_not_whole_groups(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from memlab.lessons.judging import Exercise, Finding, is_number, near, raised
 Refer = Callable[[Any, Tensor], Tensor]
 RANKED = ("dpo", "reward", "sft")  # 13a
 ASKED = "Qwen/Qwen3-1.7B"  # 13b
+SMALL = "memlab/tiny"  # 13c
 COMPLETION, TOGETHER = 64, 4  # 13c: tokens; completions trained on at a time
 TOLERANCE = 1e-5  # of logits in fp32
 
@@ -76,7 +77,7 @@ def _why_reference() -> str:
     )
 
 
-def counted(completions: int, model: str = Recipe().model) -> Recipe:
+def counted(completions: int, model: str = SMALL) -> Recipe:
     """The recipe of 13c: a step of so many completions, trained on TOGETHER at a time."""
     return Recipe.defaults(
         model=model,
@@ -94,16 +95,16 @@ def tops(measurement: Measurement) -> tuple[int, int]:
     return max(rollout), max(training)
 
 
-def _one_and_two(model: str) -> list[tuple[int, int]]:
+def _one_and_two(model: str = SMALL) -> list[tuple[int, int]]:
     """`tops` of the steps of one micro-batch and of two."""
     recipes = (counted(n * TOGETHER, model) for n in (1, 2))
     return [tops(measure(recipe, device="simulated")) for recipe in recipes]
 
 
-def bend(model: str) -> int:
+def bend(model: str = SMALL) -> int:
     """13c's answer for `model`, from the steps of one and of two micro-batches.
 
-    Further micro-batches repeat the second, and each completion takes as much of the cache.
+    Further micro-batches repeat the second, and each completion takes as much of the rollout.
     """
     one, two = _one_and_two(model)
     training, more = max(one[1], two[1]), two[0] - one[0]
@@ -112,7 +113,7 @@ def bend(model: str) -> int:
 
 
 def _judge_count(answer: float) -> Finding:
-    right, answer = bend(Recipe().model), int(answer)
+    right, answer = bend(), int(answer)
     if answer % TOGETHER:
         return Finding(False, f"Give a multiple of {TOGETHER}.")
     if answer == right:
@@ -122,12 +123,11 @@ def _judge_count(answer: float) -> Finding:
 
 
 def _why_count() -> str:
-    model = Recipe().model
-    one, two = _one_and_two(model)
+    one, two = _one_and_two()
     each, training = (two[0] - one[0]) / TOGETHER, max(one[1], two[1])
     return (
-        f"{bend(model)}: {TOGETHER} completions at a time need {training / 1e9:.2f} GB in "
-        f"training, however many there are; a rollout holds {each / 1e6:.0f} MB for each of all."
+        f"{bend()}: {TOGETHER} completions at a time need {training / 1e6:.1f} MB in "
+        f"training, however many there are; a rollout holds {each / 1e6:.1f} MB for each of all."
     )
 
 
@@ -207,13 +207,13 @@ EXERCISES = {
         _why_reference,
     ),
     "13c": Exercise(
-        f"GRPO as in the figure, {TOGETHER} completions at a time (per_device_train_batch_size), "
-        "more and more of them a step (gradient_accumulation_steps). From how many completions on "
-        "is the peak in the rollout?",
+        f"GRPO of {SMALL} as in the figure above, {TOGETHER} completions at a time "
+        "(per_device_train_batch_size), more and more of them a step "
+        "(gradient_accumulation_steps). From how many completions on is the peak in the rollout?",
         f"a multiple of {TOGETHER}",
         is_number,
         _judge_count,
-        "Training does not grow beyond the second micro-batch. What does a completion add to the "
+        "Training hardly grows beyond the second micro-batch. What does a completion add to the "
         "rollout?",
         _why_count,
     ),
