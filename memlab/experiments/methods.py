@@ -6,7 +6,7 @@ The same code runs real and simulated. Rewards are a stand-in, since memory does
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlab.errors import MemlabError
 from memlab.experiments import heads
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.rules import own
@@ -65,21 +64,11 @@ class Method:
                 loop_of = gkd.train
             case name:
                 options, loop_of = self._compared | self._sampled, ONLINE[name]
-        with self._layers():
+        layers = liger.kernels(self.model) if self.recipe.use_liger_kernel else nullcontext()
+        with layers:
             yield from loop_of(
                 self.model, optimizer, steps, head=self._head, phase=self.meter.phase, **options
             )
-
-    @contextmanager
-    def _layers(self) -> Iterator[None]:
-        """Liger's layer kernels where the recipe wants them; MemlabError where they are missing."""
-        with ExitStack() as stack:
-            if self.recipe.use_liger_kernel:
-                try:
-                    stack.enter_context(liger.kernels(self.model))
-                except ImportError as error:
-                    raise MemlabError(str(error)) from error
-            yield
 
     @property
     def _head(self) -> HeadParts:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from memlab.errors import MemlabError
 from memlab.experiments.methods import Method
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.rules import IN_PAIRS, ONLINE, own
@@ -20,7 +21,7 @@ from memlab.models.attention import resolve_attention
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import enable_checkpointing
 from memlab.models.score import build_score_meta
-from memlab.techniques import varlen_attention
+from memlab.techniques import liger, varlen_attention
 from memlab.techniques.pad_to_multiple import padded_length
 from memlab.trainers import reference
 
@@ -48,10 +49,13 @@ class Prepared:
 def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepared:
     """Build the model's shape and the batches; text fills them where it will be computed on.
 
-    Raises ValueError for an unknown model, or attention that its device can't compute.
+    Raises ValueError for an unknown model, or attention that its device can't compute; MemlabError
+    without liger-kernel where it is wanted.
     """
     config = load_config(recipe.model)
     _check_sizes(recipe, config)
+    if recipe.use_liger_kernel:
+        _load_liger()
     model = _model(recipe, config, device_type)
     model.train()
     if recipe.gradient_checkpointing:
@@ -68,6 +72,14 @@ def prepare(recipe: Recipe, device_type: str, *, extra_steps: int = 0) -> Prepar
         ),
         config.vocab_size,
     )
+
+
+def _load_liger() -> None:
+    """Import it before anything is measured. Raises MemlabError where it can't be had."""
+    try:
+        liger.load()
+    except ImportError as error:
+        raise MemlabError(str(error)) from error
 
 
 def _model(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> Any:

@@ -70,13 +70,13 @@ def _norm(kind: type[nn.Module], gemma: bool) -> Callable[..., Tensor]:
 
     def forward(module: Any, x: Tensor) -> Tensor:
         eps = module.eps if gemma else module.variance_epsilon
-        return _ops().LigerRMSNormFunction.apply(x, module.weight, eps, *options)
+        return _ops(x.device).LigerRMSNormFunction.apply(x, module.weight, eps, *options)
 
     return forward
 
 
 def _gated(kind: type[nn.Module], gemma: bool) -> Callable[..., Tensor]:
-    function = _ops().LigerGELUMulFunction if gemma else _ops().LigerSiLUMulFunction
+    function = load()[0].LigerGELUMulFunction if gemma else load()[0].LigerSiLUMulFunction
 
     def forward(module: Any, x: Tensor) -> Tensor:
         return module.down_proj(function.apply(module.gate_proj(x), module.up_proj(x)))
@@ -89,7 +89,7 @@ def _rotating(kind: type[nn.Module], gemma: bool) -> Callable[..., Any]:
     forward: Any = inspect.unwrap(kind.forward)
     if "apply_rotary_pos_emb" not in forward.__code__.co_names:
         raise _refusal(f"with a {kind.__name__} that calls no apply_rotary_pos_emb", "rope=False")
-    names = forward.__globals__ | {"apply_rotary_pos_emb": _ops().LigerRopeFunction.apply}
+    names = forward.__globals__ | {"apply_rotary_pos_emb": load()[0].LigerRopeFunction.apply}
     code, defaults, closure = forward.__code__, forward.__defaults__, forward.__closure__
     return types.FunctionType(code, names, None, defaults, closure)
 
@@ -109,16 +109,14 @@ def cross_entropy(
         raise _refusal(f"with logit_scale={logit_scale}", "a model without one")
     _check_device(h)
     options = (bias, None, -100, 0.0, 0.0, "sum", softcap)
-    total = _ops().LigerFusedLinearCrossEntropyFunction.apply(h, w, y, *options)[0]
+    total = _ops(h.device).LigerFusedLinearCrossEntropyFunction.apply(h, w, y, *options)[0]
     count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
 def _refusal(what: str, instead: str) -> ValueError:
-    return ValueError(
-        f"use_liger_kernel=True {what}: Liger's kernels don't do it here; give "
-        f"use_liger_kernel=False, or {instead}"
-    )
+    said = f"use_liger_kernel=True {what}: Liger's kernels don't do it here"
+    return ValueError(f"{said}; give use_liger_kernel=False, or {instead}")
 
 
 def _check_device(tensor: Tensor) -> None:
@@ -127,24 +125,26 @@ def _check_device(tensor: Tensor) -> None:
 
 
 @cache
-def _ops() -> Any:
-    """Liger's operators; where no card is, they look for "gpu" where they look for "cuda"."""
+def load() -> tuple[Any, list[tuple[Any, Any, Any]]]:
+    """Liger's operators, and functions of its that ask for "cuda" (`_codes`). Allocates once."""
     try:
         from liger_kernel import ops
         from liger_kernel.ops import fused_linear_cross_entropy, rms_norm
     except ImportError as error:
         needed = "liger-kernel and triton, which only Linux has: install them"
         raise ImportError(f"use_liger_kernel=True needs {needed}, or give False") from error
-    if not torch.cuda.is_available():
-        for module in (fused_linear_cross_entropy, rms_norm):
-            for function in filter(inspect.isfunction, vars(module).values()):
-                if function.__module__ == module.__name__:
-                    code = function.__code__
-                    tables = code.co_consts, code.co_names
-                    consts, names = (tuple(map(_simulated, table)) for table in tables)
-                    function.__code__ = code.replace(co_consts=consts, co_names=names)
-    return ops
+    modules = fused_linear_cross_entropy, rms_norm
+    found = [f for m in modules for f in vars(m).values() if inspect.isfunction(f)]
+    return ops, [_codes(f) for f in found if f.__module__ in {m.__name__ for m in modules}]
 
 
-def _simulated(name: object) -> Any:
-    return "gpu" if name == "cuda" else name
+def _codes(function: Any) -> tuple[Any, Any, Any]:  # its code, and that of a simulated card
+    code = function.__code__
+    gpu = [tuple("gpu" if x == "cuda" else x for x in t) for t in (code.co_consts, code.co_names)]
+    return function, code, code.replace(co_consts=gpu[0], co_names=gpu[1])
+
+
+def _ops(device: torch.device) -> Any:
+    for function, real, simulated in load()[1]:
+        function.__code__ = simulated if device.type == "gpu" else real
+    return load()[0]
