@@ -5,7 +5,7 @@ The same code runs real and simulated. Rewards are a stand-in, since memory does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,8 @@ class Method:
         self, optimizer: torch.optim.Optimizer, steps: Sequence[Sequence[Any]]
     ) -> Iterator[Tensor]:
         """Run the steps, one loss a step."""
+        loop_of: Callable[..., Iterator[Tensor]]
+        options: dict[str, Any]
         match self.recipe.trainer:
             case "sft":
                 options = {"head_loss": heads.head_loss(self.recipe, self.chunk)} | self._inputs
