@@ -1,11 +1,13 @@
 """What each trainer has and has not: the table, and recipes that it refuses or completes."""
 
+import math
 from typing import Any
 
 import pytest
 
-from memlab.experiments import Recipe, measure
+from memlab.experiments import Recipe, heads, measure
 from memlab.experiments.rules import OF_SOME, ONLINE, OWN, TECHNIQUES, TRAINERS, own
+from memlab.techniques.chunked_logprobs import full_token_logprobs, token_logprobs
 
 # The rows of the table that a user reads: what each trainer goes with.
 TABLE = {
@@ -186,3 +188,40 @@ def test_a_second_model_where_there_is_one() -> None:
     assert parameters("gkd", teacher_model="memlab/tiny-llama") == one + other
     with pytest.raises(ValueError, match=r"has 151936 words, and memlab/tiny 512: give a teacher"):
         parameters("gkd", teacher_model="Qwen/Qwen3-0.6B")
+
+
+def test_groups_that_do_not_come_out_even_are_refused_at_once() -> None:
+    step = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
+    with pytest.raises(ValueError, match="3 completions, not a multiple of num_generations=2"):
+        Recipe(trainer="rloo", **step)
+    with pytest.raises(ValueError, match="num_generations=8; give 8 completions"):
+        Recipe(trainer="grpo", num_generations=8)
+
+
+def test_the_value_that_was_given_is_named() -> None:
+    with pytest.raises(ValueError, match="fused_head='fast' with trainer='reward'"):
+        Recipe(trainer="reward", fused_head="fast")
+
+
+def test_liger_and_the_fused_head_are_told_apart_from_the_loss_type() -> None:
+    with pytest.raises(ValueError, match="fused_head='fast' with use_liger_kernel=True"):
+        Recipe(fused_head="fast", use_liger_kernel=True)
+
+
+@pytest.mark.parametrize("beta", [math.nan, math.inf])
+def test_betas_are_finite(beta: float) -> None:
+    with pytest.raises(ValueError, match=f"beta={beta}: give a finite number"):
+        Recipe(trainer="dpo", beta=beta)
+    with pytest.raises(TypeError, match="beta=1000"):
+        Recipe(trainer="dpo", beta=10**400)
+
+
+def test_a_switch_that_trl_dropped_says_what_to_do() -> None:
+    with pytest.raises(TypeError, match="no trainer has it any more; filter the data set"):
+        Recipe.of(trainer="dpo", max_prompt_length=3)
+
+
+def test_log_probabilities_beside_liger_come_in_chunks() -> None:
+    chunked = heads.logprobs(Recipe(trainer="kto", use_liger_kernel=True))
+    assert chunked.func is token_logprobs
+    assert heads.logprobs(Recipe.off(trainer="kto")) is full_token_logprobs

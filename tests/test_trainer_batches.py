@@ -327,8 +327,8 @@ def test_no_room_for_a_prompt_is_refused():
 def test_completions_that_are_no_whole_groups_are_refused():
     with pytest.raises(
         ValueError,
-        match="per_device_train_batch_size=4 times gradient_accumulation_steps=3: 12 completions, "
-        "not a multiple of num_generations=8; give 16 completions",
+        match="gradient_accumulation_steps=3 with trainer='grpo': 12 completions, not a multiple "
+        "of num_generations=8; give 16 completions",
     ):
         made(trainer="grpo", num_generations=8, gradient_accumulation_steps=3)
 

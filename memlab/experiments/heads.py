@@ -47,8 +47,11 @@ def head_loss(recipe: Recipe, chunk: int | None = None) -> HeadFunction:
 
 
 def logprobs(recipe: Recipe, chunk: int | None = None) -> HeadFunction:
-    """Log-probabilities of tokens (N,), for the trainers that compare those. `chunk` as above."""
-    if recipe.loss_type == "nll":
+    """Log-probabilities of tokens (N,), for the trainers that compare those. `chunk` as above.
+
+    With Liger they come a chunk at a time, too, where its losses leave some to be made.
+    """
+    if recipe.loss_type == "nll" and not recipe.use_liger_kernel:
         return chunked_logprobs.full_token_logprobs
     function = fused_head.fused_token_logprobs if recipe.fused_head else None
     return partial(function or chunked_logprobs.token_logprobs, **_chunks(chunk))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 import warnings
 from dataclasses import dataclass
@@ -98,9 +99,11 @@ class Recipe:
             object.__setattr__(self, "loss_type", loss_type)
         for name, kind in switch_types().items():
             value = getattr(self, name)
-            if float in kind and type(value) is int:
+            if float in kind and type(value) is int and abs(value) < 2**53:
                 value = float(value)
                 object.__setattr__(self, name, value)
+            if type(value) is float and not math.isfinite(value):
+                raise ValueError(f"{name}={value}: give a finite number")
             if type(value) not in kind:  # exact: True is not a batch size
                 wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kind)
                 raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
@@ -177,6 +180,11 @@ class Recipe:
                 f"padding_free=True with use_liger_kernel=True and trainer={self.trainer!r}: "
                 "Liger's loss takes a rectangle of padded rows; give one of the two"
             )
+        if self.use_liger_kernel and self.fused_head:
+            raise ValueError(
+                f"fused_head={self.fused_head!r} with use_liger_kernel=True: each takes the place "
+                "of the head; give fused_head=None, or use_liger_kernel=False"
+            )
         if self.fused_head and self.loss_type == "nll":
             raise ValueError(
                 f"fused_head={self.fused_head!r} with loss_type='nll', which keeps all logits: "
@@ -209,6 +217,11 @@ class Recipe:
         ones."""
         known = switch_types()
         for name in switches:
+            if name == "max_prompt_length":
+                raise TypeError(
+                    f"{name}={switches[name]!r}: no trainer has it any more; filter the data set "
+                    "by the length of its prompts beforehand"
+                )
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2)
                 hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -170,9 +170,20 @@ def check(recipe: Recipe) -> None:
             f"per_device_train_batch_size={step} with trainer='kto': its KL estimate pairs a "
             "prompt with another row's completion; give 2 rows or more a step"
         )
+    generations = own(recipe, "num_generations")
+    if generations is not None and (step % generations or generations == 1):
+        generations = max(generations, 2)
+        raise ValueError(
+            f"per_device_train_batch_size={recipe.per_device_train_batch_size} times "
+            f"gradient_accumulation_steps={recipe.gradient_accumulation_steps} with "
+            f"trainer={trainer!r}: {step} completions, not a multiple of num_generations="
+            f"{generations}; give {-(-step // generations) * generations} completions, or other "
+            "generations"
+        )
     for technique in TECHNIQUES:
         if trainer in technique.never and technique.is_on(recipe):
+            switch = technique.setting.partition("=")[0]
             raise ValueError(
-                f"{technique.setting} with trainer={trainer!r}: {technique.never[trainer]}; "
-                f"give {technique.instead}"
+                f"{switch}={getattr(recipe, switch)!r} with trainer={trainer!r}: "
+                f"{technique.never[trainer]}; give {technique.instead}"
             )

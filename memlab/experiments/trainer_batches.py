@@ -118,20 +118,9 @@ def longest_row(recipe: Recipe) -> int:
 
 
 def rows_a_step(recipe: Recipe) -> int:
-    """Rows of the data set in a step: pairs, rows or prompts. ValueError as in `step_batches`."""
+    """Rows of the data set in a step: pairs, rows or prompts."""
     size, accumulate = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
-    generations = own(recipe, "num_generations")
-    if generations is None:
-        return size * accumulate
-    completions = size * accumulate
-    if completions % generations or generations == 1:
-        generations = max(generations, 2)
-        raise ValueError(
-            f"per_device_train_batch_size={size} times gradient_accumulation_steps={accumulate}: "
-            f"{completions} completions, not a multiple of num_generations={generations}; "
-            f"give {-(-completions // generations) * generations} completions, or other generations"
-        )
-    return completions // generations
+    return size * accumulate // (own(recipe, "num_generations") or 1)
 
 
 def _whole(recipe: Recipe, count: int, **options: Any) -> list[Row]:
