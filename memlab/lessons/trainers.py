@@ -127,7 +127,7 @@ def _why_count() -> str:
     each, training = (two[0] - one[0]) / TOGETHER, max(one[1], two[1])
     return (
         f"{bend()}: {TOGETHER} completions at a time need {training / 1e6:.1f} MB in "
-        f"training, however many there are; a rollout holds {each / 1e6:.1f} MB for each of all."
+        f"training from the second time on, however often; a rollout holds {each / 1e6:.1f} MB for each of all."
     )
 
 
@@ -161,7 +161,10 @@ def _wrong_reference(answer: Refer) -> str:
     if not torch.allclose(found, right, rtol=TOLERANCE, atol=TOLERANCE):
         return "Those are not the logits of the model without its adapter."
     if highest > size:
-        return f"The logits are right, at the price of {highest:,} bytes: a copy of the model."
+        return (
+            f"The logits are right, at the price of {highest:,} bytes: a copy of the model "
+            f"({size:,}), and what that keeps for a backward."
+        )
     if modes != [module.training for module in model.modules()]:
         return "Leave the model in the mode it was in: dropout must come back."
     with torch.no_grad():
