@@ -122,6 +122,15 @@ def test_promotes_to_at_least_fp32(beta, dtype):
     torch.testing.assert_close(value.double(), wide, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("beta", [0, 0.5, 1])
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), float("-inf")])
+def test_rows_without_a_label_count_nothing_whatever_they_hold(junk, beta):
+    ignored = (LABELS == -100)[:, None]
+    spoilt = [row.detach().masked_fill(ignored, junk) for row in logits()]
+    value = generalized_jsd(*spoilt, LABELS, beta=beta)
+    torch.testing.assert_close(value, generalized_jsd(*logits(), LABELS, beta=beta))
+
+
 def test_bad_input():
     student, teacher = logits()
     for beta in (-0.1, 1.1):

@@ -252,7 +252,9 @@ def test_bad_input():
         grpo(*batch, beta=-1, ref_logps=ref)
     with pytest.raises(ValueError, match=r"dr_grpo.*give max_completion_length"):
         grpo(*batch, loss_type="dr_grpo")
-    with pytest.raises(ValueError, match="max_completion_length must be at least 1, not 0"):
+    with pytest.raises(
+        ValueError, match="max_completion_length must be a whole number of at least 1, not 0"
+    ):
         grpo(*batch, loss_type="dr_grpo", max_completion_length=0)
     for name in ("epsilon", "epsilon_high"):
         with pytest.raises(ValueError, match=f"^{name} must be at least 0.*, not -0.2"):

@@ -1,9 +1,10 @@
 """Masked sums over sequences, and the errors that all their losses share."""
 
+import numpy as np
 import pytest
 import torch
 
-from memlab.losses.sequences import choice, divided, floats, integers, number, sequence_logps
+from memlab.losses.sequences import choice, divided, floats, integers, number, sequence_logps, whole
 
 LOGPS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -16.0, -32.0]])
 MASK = torch.tensor([[1, 1, 0], [0, 1, 0]])
@@ -80,6 +81,15 @@ def test_bad_switches():
     for value in ("2", None, True):
         with pytest.raises(TypeError, match=f"beta must be a number above 1, not {value!r}"):
             number("beta", value, lambda b: b > 1, "above 1")
+    for value in (2, np.int64(3)):
+        whole("size", value, 2)
+    for value in (1, 2.0, 2.5, float("nan")):
+        with pytest.raises(
+            ValueError, match=f"size must be a whole number of at least 2, not {value}"
+        ):
+            whole("size", value, 2)
+    with pytest.raises(TypeError, match="size must be a number a whole"):
+        whole("size", "2", 2)
     choice("kind", "a", ("a", "b"))
     for value in ("c", None, ["a"]):
         with pytest.raises(ValueError, match="kind must be one of a, b, not "):

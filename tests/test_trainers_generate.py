@@ -250,7 +250,9 @@ def test_an_adapter_takes_part() -> None:
 def test_wrong_arguments_are_refused() -> None:
     model = tiny()
     head = head_parts(model)
-    with pytest.raises(ValueError, match="max_completion_length must be at least 1, not 0"):
+    with pytest.raises(
+        ValueError, match="max_completion_length must be a whole number of at least 1, not 0"
+    ):
         generate(model, prompts(), head=head, max_completion_length=0)
     with pytest.raises(ValueError, match="temperature must be at least 0"):
         generate(model, prompts(), head=head, max_completion_length=1, temperature=-1.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer_cases import Phases, ids, one_step, split, tiny
 
 from memlab.models.head import HeadParts, head_parts
-from memlab.techniques import pad_to_multiple
+from memlab.techniques import pad_to_multiple, padding_free
 from memlab.techniques.truncation import truncate_gkd
 from memlab.trainers import gkd
 from memlab.trainers.on_policy import on_policy
@@ -186,5 +186,8 @@ def test_on_policy_takes_its_share_of_the_steps() -> None:
     with pytest.raises(ValueError, match="lmbda must be between 0 and 1"):
         next(on_policy([step], greedy(model), lmbda=1.5))
     blank = {**step[0], "labels": torch.full_like(step[0]["labels"], -100)}
+    flattened = padding_free.collate(rows(2))
+    with pytest.raises(ValueError, match="padding_free=True with on_policy"):
+        next(on_policy([[flattened]], greedy(model), lmbda=1))
     with pytest.raises(ValueError, match="labels of row 0: on_policy needs a prompt"):
         next(on_policy([[blank]], greedy(model), lmbda=1))

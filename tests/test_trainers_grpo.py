@@ -17,7 +17,7 @@ from online_cases import (
 from trainer_cases import chunked, full, losses_and_norms, tiny, with_lora
 
 from memlab.models.head import head_parts
-from memlab.trainers import grpo
+from memlab.trainers import grpo, rloo
 from memlab.trainers.reference import frozen_copy
 
 
@@ -207,12 +207,59 @@ def test_its_steps_run_on_the_simulated_gpu() -> None:
     [
         ({"beta": 0.1}, "reference=None: .* has no peft adapter"),
         ({"loss_type": "ppo"}, "loss_type must be one of"),
-        ({"num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"num_iterations": 0}, "num_iterations must be a whole number of at least 1"),
         ({"num_generations": 1}, "num_generations must be a whole number of at least 2"),
+        ({"num_generations": 0}, "num_generations must be a whole number of at least 2"),
+        ({"num_generations": 2.0}, "num_generations must be a whole number of at least 2"),
+        ({"num_iterations": 1.5}, "num_iterations must be a whole number of at least 1"),
+        ({"per_device_train_batch_size": 2.0}, "per_device_train_batch_size must be a whole"),
+        ({"beta": -1}, "beta must be at least 0, not -1"),
+        ({"beta": math.nan}, "beta must be at least 0, not nan"),
         ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1"),
+        (
+            {"per_device_train_batch_size": 0},
+            "per_device_train_batch_size must be a whole number of at least 1",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         step_of(tiny(), **change)
+
+
+@pytest.mark.parametrize("trainer", [grpo, rloo])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_generations": 1},
+        {"num_generations": 2.0},
+        {"num_iterations": 1.5},
+        {"per_device_train_batch_size": 2.0},
+        {"beta": -1},
+        {"beta": "a"},
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_refused_before_a_rollout(trainer, change: dict) -> None:
+    model = tiny()
+    (name,) = change
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
+        trainer.train(
+            model,
+            torch.optim.SGD(model.parameters()),
+            [asked(2)],
+            head=head_parts(model),
+            rollout=lambda prompts: pytest.fail("a rollout"),
+            reward=small_ids,
+            logprobs=full,
+            **{"beta": 0.0, **change},
+        )
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_reward_with_a_gradient_is_a_reward(size: int | None) -> None:
+    weight = torch.ones((), requires_grad=True)
+    learnt = lambda ids, mask: weight * small_ids(ids, mask)  # noqa: E731
+    expected = step_of(tiny(), per_device_train_batch_size=size)
+    assert step_of(tiny(), reward=learnt, per_device_train_batch_size=size) == expected
+    assert weight.grad is None

@@ -1,6 +1,7 @@
 """The KTO loop: its values are the formula's, and how a step is split changes nothing."""
 
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -135,7 +136,11 @@ def test_what_cannot_work_is_refused() -> None:
         one_step(kto.train, model, [padded(made)], **options)
     with pytest.raises(ValueError, match="at least 2 rows, not 1"):
         step_of(model, [padded(made[:1])])
-    with pytest.raises(ValueError, match="label=None of a row"):
-        padded([{**made[0], "label": None}])
+    for label in (None, 1, 1.0, "yes", torch.tensor(1), torch.tensor([True, False])):
+        with pytest.raises(ValueError, match=f"label={re.escape(repr(label))} of a row"):
+            padded([{**made[0], "label": label}])
+    fit = [True, np.bool_(False), torch.tensor(True)]
+    batch = padded([{**made[0], "label": label} for label in fit])
+    assert batch["desirable"].tolist() == [True, False, True]
     with pytest.raises(ValueError, match="give KL_input_ids and KL_completion_mask"):
         padded([{name: made[0][name] for name in ("input_ids", "completion_mask", "label")}])

@@ -145,7 +145,10 @@ def test_its_steps_run_on_the_simulated_gpu() -> None:
     [
         ({"reference": None}, "reference=None: .* has no peft adapter"),
         ({"loss_type": "ppo"}, "loss_type must be one of"),
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1"),
+        (
+            {"per_device_train_batch_size": 0},
+            "per_device_train_batch_size must be a whole number of at least 1",
+        ),
         ({"reward": lambda *_: torch.ones(3)}, "one number a completion"),
     ],
 )

@@ -6,9 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import trainer_cases
 from trainer_cases import ids, one_step, split
 
 from memlab.models.build import build_meta, materialize
+from memlab.models.head import head_parts
 from memlab.models.score import build_score_meta, score_parts
 from memlab.techniques import pad_to_multiple, padding_free, varlen_attention
 from memlab.techniques.truncation import truncate_reward
@@ -101,5 +103,8 @@ def test_what_cannot_work_is_refused() -> None:
         padded([{**rows[0], "rejected_ids": []}])
     with pytest.raises(ValueError, match="a batch of 3 rows holds no pairs"):
         step_of(tiny(), [{name: column[:3] for name, column in padded(rows).items()}])
+    model = trainer_cases.tiny()
+    with pytest.raises(ValueError, match=r"head must have 1 output, a score, not \d\d+"):
+        one_step(reward.train, model, [padded(rows)], head=head_parts(model))
     with pytest.raises(TypeError, match="is no reward model"):
         score_parts(build_meta("memlab/tiny"))

@@ -162,7 +162,7 @@ def test_its_steps_run_on_the_simulated_gpu() -> None:
     [
         ({}, "reference=None: .* has no peft adapter"),
         ({"beta": -1.0}, "beta must be at least 0"),
-        ({"beta": 0.0, "num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"beta": 0.0, "num_iterations": 0}, "num_iterations must be a whole number of at least 1"),
         ({"beta": 0.0, "num_generations": 1}, "num_generations must be a whole number"),
         ({"beta": 0.0, "temperature": 0.0}, "temperature must be above 0"),
     ],

@@ -8,7 +8,8 @@ from trainer_cases import chunked, full, tiny
 
 from memlab.models.head import head_parts
 from memlab.techniques.truncation import truncate_prompts
-from memlab.trainers.rollouts import Rollout, rewarded, split, token_logps
+from memlab.trainers.online import rewarded, split, token_logps
+from memlab.trainers.rollouts import Rollout
 
 
 def completions_of(made: Rollout) -> list[list[int]]:
@@ -94,7 +95,9 @@ def test_a_split_keeps_every_row() -> None:
     for name, column in columns.items():
         assert torch.equal(torch.cat([part[name] for part in parts]), column)
     assert len(split(None, **columns)) == 1
-    with pytest.raises(ValueError, match="per_device_train_batch_size must be at least 1"):
+    with pytest.raises(
+        ValueError, match="per_device_train_batch_size must be a whole number of at least 1"
+    ):
         split(0, **columns)
 
 
@@ -109,12 +112,27 @@ def test_what_is_no_reward_is_refused() -> None:
         rewarded(lambda ids, mask: mask.float(), made)
 
 
+def test_a_reward_keeps_no_gradient_and_may_be_nan() -> None:
+    made, weight = roll(tiny(), eos_token_id=None)(asked()), torch.ones((), requires_grad=True)
+    found = rewarded(lambda ids, mask: weight * mask.sum(1), made)
+    assert not found.requires_grad
+    assert rewarded(lambda ids, mask: mask.sum(1) * torch.nan, made).isnan().all()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_an_infinite_reward_is_refused(value: float) -> None:
+    made = roll(tiny(), eos_token_id=None)(asked())
+    rewards = torch.tensor([0.5, torch.nan, value, 0.5])
+    with pytest.raises(ValueError, match=f"reward of completion 2 must be finite.* not {value}"):
+        rewarded(lambda ids, mask: rewards, made)
+
+
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="prompts are empty"):
         roll(tiny())([])
     with pytest.raises(ValueError, match=r"prompts must be \(B, P\)"):
         roll(tiny())([[1, 2], []])
-    with pytest.raises(ValueError, match="pad_to_multiple_of must be at least 1"):
+    with pytest.raises(ValueError, match="pad_to_multiple_of must be a whole number of at least 1"):
         roll(tiny(), pad_to_multiple_of=0)(asked())
 
 

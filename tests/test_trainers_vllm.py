@@ -221,12 +221,15 @@ def test_an_engine_is_built_of_the_policys_shape(fake, monkeypatch) -> None:
     ("change", "message"),
     [
         ({"temperature": 0.005}, r"temperature must be at least 0\.01, or 0"),
-        ({"max_completion_length": 0}, "max_completion_length must be at least 1"),
+        (
+            {"max_completion_length": 0},
+            "max_completion_length must be a whole number of at least 1",
+        ),
         ({"max_completion_length": 62}, "max_model_len must be at least 6[4-9], .* not 63"),
         ({"prompts": []}, "prompts are empty"),
         ({"prompts": [[1, 2], []]}, "prompts must have at least one token each"),
         ({"max_length": LIMIT}, f"max_length must be above the {LIMIT} tokens"),
-        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of must be at least 1"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of must be a whole number of at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(fake, change: dict, message: str) -> None:

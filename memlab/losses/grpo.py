@@ -15,10 +15,11 @@ difference between them); here every denominator is the whole step's.
 import torch
 from torch import Tensor
 
-from memlab.losses.sequences import choice, divided, floats, integers, number
+from memlab.losses.sequences import choice, divided, floats, integers, number, whole
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 SCALES = ("group", "batch", "none")
+ALONE = ": a group of 1 has nothing to compare with"
 TINY = 1e-4  # beside the standard deviation, as in TRL
 
 
@@ -109,15 +110,14 @@ def clipped(
 
 def groups(rewards: Tensor, num_generations: int) -> Tensor:
     """rewards (B,) -> (B / num_generations, num_generations), at least fp32, checked."""
-    wanted = "a whole number of at least 2: a group of 1 has nothing to compare with"
-    number("num_generations", num_generations, lambda n: n >= 2 and n.is_integer(), wanted)
+    whole("num_generations", num_generations, 2, ALONE)
     (rewards,) = floats("(B,)", rewards=rewards)
     if len(rewards) % num_generations:
         raise ValueError(
             f"rewards must come in whole groups of num_generations={num_generations}, "
             f"not {len(rewards)}: give the whole step"
         )
-    return rewards.view(-1, int(num_generations))
+    return rewards.view(-1, num_generations)
 
 
 def nanstd(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -134,5 +134,5 @@ def scored(advantages: Tensor) -> Tensor:
 def _limit(max_completion_length: int | None) -> int:
     if max_completion_length is None:
         raise ValueError("loss_type='dr_grpo' divides by it: give max_completion_length")
-    number("max_completion_length", max_completion_length, lambda n: n >= 1, "at least 1")
+    whole("max_completion_length", max_completion_length, 1)
     return max_completion_length

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -66,6 +66,17 @@ def number(name: str, value: object, allowed: Callable[[float], bool], wanted: s
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number {wanted}, not {value!r}")
     if not math.isfinite(value) or not allowed(float(value)):
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+
+
+def whole(name: str, value: object, least: int, why: str = "") -> None:
+    """Raise TypeError unless `value` is a number, ValueError unless an integer of `least` or more.
+
+    2.0 is none: a size or a count that is handed on must be an int. `why` ends the message.
+    """
+    wanted = f"a whole number of at least {least}{why}"
+    number(name, value, lambda n: n >= least, wanted)
+    if not isinstance(value, Integral):
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import DynamicCache
 
-from memlab.losses.sequences import number
+from memlab.losses.sequences import number, whole
 from memlab.models.compat import cache_argument
 from memlab.models.head import HeadParts
 from memlab.trainers.reference import evaluating
@@ -61,7 +61,7 @@ def generate(
 
     Raises ValueError for a prompt without tokens, a length or a temperature out of range.
     """
-    number("max_completion_length", max_completion_length, lambda n: n >= 1, "at least 1")
+    whole("max_completion_length", max_completion_length, 1)
     number("temperature", temperature, lambda t: t >= 0, "at least 0, where 0 is greedy")
     if prompts.ndim != 2 or prompts.numel() == 0:
         raise ValueError(f"prompts must be (B, P), both at least 1, not {tuple(prompts.shape)}")

@@ -14,14 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlab.losses.grpo import group_advantages, grpo
-from memlab.losses.sequences import number
+from memlab.losses.grpo import ALONE, group_advantages, grpo
+from memlab.losses.sequences import number, whole
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.generate import tempered
 from memlab.trainers.loop import Batch, HeadFunction, Phase, on_hidden, run
+from memlab.trainers.online import (
+    Reward,
+    check_size,
+    hidden_before,
+    rewarded,
+    split,
+    token_logps,
+)
 from memlab.trainers.reference import check, evaluating, referring
-from memlab.trainers.rollouts import Reward, Roll, hidden_before, rewarded, split, token_logps
+from memlab.trainers.rollouts import Roll
 
 PER_COMPLETION = ("grpo", "dr_grpo")  # the others divide by tokens
 
@@ -59,11 +67,15 @@ def train(
     `fused_loss(h, w, y, *, advantages, num_items, old_logps, ref_logps, beta, ...)` works out head
     and loss together (`techniques.liger_losses`); the log-probabilities before it are `logprobs`'.
 
-    Raises ValueError without a reference that `beta` needs, for rewards of other shapes, and what
-    `rollout`, `losses.grpo` or the fused loss raise; TypeError for rewards that are no floats.
+    Raises ValueError without a reference that `beta` needs, for rewards of other shapes or infinite
+    ones, and what `rollout`, `losses.grpo` or the fused loss raise; TypeError for rewards that are
+    no floats. Numbers out of range are refused before a step has run.
     """
-    number("num_iterations", num_iterations, lambda n: n >= 1, "at least 1")
+    whole("num_iterations", num_iterations, 1)
+    whole("num_generations", num_generations, 2, ALONE)
+    check_size(per_device_train_batch_size)
     number("temperature", temperature, lambda t: t > 0, "above 0")
+    number("beta", beta, lambda b: b >= 0, "at least 0")
     if beta:
         check(model, head, reference)
 

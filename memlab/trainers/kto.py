@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,16 +52,20 @@ def collate_rows(rows: Sequence[Row], collate: Collate) -> Batch:
     makes of the mismatched completions has names that begin with KL_. Raises ValueError for a row
     without `label`, `input_ids`, `completion_mask` or their KL_, or with a label that is no bool.
     """
-    labels = [row.get("label") for row in rows]
-    for label in labels:
-        if label not in (True, False):
-            raise ValueError(f"label={label!r} of a row: True (desirable) or False")
+    labels = [_desirable(row.get("label")) for row in rows]
     mismatched_batch = collate([labelled(row, KL) for row in rows])
     return {
         **collate([labelled(row) for row in rows]),
         **{f"{KL}{name}": column for name, column in mismatched_batch.items()},
         "desirable": torch.tensor(labels, dtype=torch.bool),
     }
+
+
+def _desirable(label: object) -> bool:
+    scalar = isinstance(label, Tensor) and label.dtype == torch.bool and label.ndim == 0
+    if not scalar and not isinstance(label, (bool, np.bool_)):
+        raise ValueError(f"label={label!r} of a row: give True (desirable) or False, a bool")
+    return bool(label)
 
 
 def mismatched_part(batch: Batch) -> Batch:
@@ -115,11 +120,8 @@ def train(
                 old.append(reference_logps(arguments, completions)[:rows])
             return kl_estimate(torch.cat(policy), torch.cat(old)), sum(map(len, policy))
 
-    options: dict[str, Any] = {
-        "beta": beta,
-        "desirable_weight": desirable_weight,
-        "undesirable_weight": undesirable_weight,
-    }
+    weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
+    options: dict[str, Any] = {"beta": beta, **weights}
 
     def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Completions, Any, Tensor]]:
         arguments, completions = inputs(batch, device), Completions.of(batch, device)

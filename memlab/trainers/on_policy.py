@@ -28,7 +28,8 @@ def on_policy(
     A row's prompt is what stands before its first valid label. `roll` is `rollouts.rollout` bound
     to the student. All of a step is drawn and completed at once, before it is split, when the
     student has taken the step before. (TRL draws for each micro-batch.) `phase` names the part
-    "rollout". Raises ValueError for `lmbda` outside of 0 to 1, and for a row without a prompt.
+    "rollout". Raises ValueError for `lmbda` outside of 0 to 1, for rows laid end to end, and
+    for a row without a prompt.
     """
     number("lmbda", lmbda, lambda share: 0 <= share <= 1, "between 0 and 1")
     draw = random.Random(seed)
@@ -49,6 +50,11 @@ def _completed(step: Sequence[Batch], roll: Roll) -> list[Batch]:
 
 
 def _prompts(batch: Batch) -> list[Tensor]:
+    if "cu_seqlens" in batch:
+        raise ValueError(
+            "padding_free=True with on_policy: it takes prompts from padded rows; give "
+            "padding_free=False"
+        )
     first = (batch["labels"] != IGNORED).int().argmax(1).tolist()  # 0 where there is no label
     if 0 in first:
         raise ValueError(

@@ -19,8 +19,9 @@ from memlab.losses.dpo import dpo
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.loop import Batch, HeadFunction, Phase, run
+from memlab.trainers.online import Reward, check_size, rewarded, split, token_logps
 from memlab.trainers.reference import check, referring
-from memlab.trainers.rollouts import Reward, Roll, rewarded, split, token_logps
+from memlab.trainers.rollouts import Roll
 
 
 def train(
@@ -49,10 +50,11 @@ def train(
     `losses.dpo`. As in TRL, the temperature of the rollout does not scale the logits of the loss.
     `phase` also names the rollout's part and the reference's.
 
-    Raises ValueError without a reference, for rewards of other shapes, and what `rollout` and
-    `losses.dpo` raise; TypeError for rewards that are no floats.
+    Raises ValueError without a reference, for rewards of other shapes or infinite ones, and what
+    `rollout` and `losses.dpo` raise; TypeError for rewards that are no floats.
     """
     check(model, head, reference)
+    check_size(per_device_train_batch_size)
 
     def rolled() -> Iterator[tuple[list[Batch], int]]:
         for prompts in steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,8 +57,12 @@ def train(
     model's arguments of one. `head` has a head (2B, D) -> (2B, 1), see `models.score`. `phase`
     names the parts of a step to whoever measures them.
 
-    Raises ValueError for a batch that does not hold pairs, and what `bradley_terry` raises.
+    Raises ValueError for a head of several outputs, for a batch that does not hold pairs, and what
+    `bradley_terry` raises.
     """
+    outputs = len(cast(Tensor, head.head.weight))
+    if outputs != 1:
+        raise ValueError(f"head must have 1 output, a score, not {outputs}: give models.score's")
     device = next(model.parameters()).device
 
     def ready(batch: Batch) -> tuple[dict[str, Any], tuple[Tensor, Tensor | None]]:

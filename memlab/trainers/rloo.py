@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memlab.losses.grpo import ALONE
 from memlab.losses.rloo import leave_one_out_advantages, penalised_rewards, rloo
-from memlab.losses.sequences import number
+from memlab.losses.sequences import number, whole
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.generate import tempered
 from memlab.trainers.loop import Batch, HeadFunction, Phase, run
+from memlab.trainers.online import Reward, check_size, rewarded, split, token_logps
 from memlab.trainers.reference import check, evaluating, referring
-from memlab.trainers.rollouts import Reward, Roll, rewarded, split, token_logps
+from memlab.trainers.rollouts import Roll
 
 
 def train(
@@ -50,10 +52,12 @@ def train(
     `loss`: epsilon and epsilon_high of `losses.rloo.rloo`. The reference's phase takes in the
     log-probabilities of the policy that made the completions, as far as they are needed.
 
-    Raises ValueError without a reference that `beta` needs, for rewards of other shapes, and what
-    `rollout` and `losses.rloo` raise; TypeError for rewards that are no floats.
+    Raises ValueError without a reference that `beta` needs, for rewards of other shapes or infinite
+    ones, and what `rollout` and `losses.rloo` raise; TypeError for rewards that are no floats.
     """
-    number("num_iterations", num_iterations, lambda n: n >= 1, "at least 1")
+    whole("num_iterations", num_iterations, 1)
+    whole("num_generations", num_generations, 2, ALONE)
+    check_size(per_device_train_batch_size)
     number("temperature", temperature, lambda t: t > 0, "above 0")
     number("beta", beta, lambda b: b >= 0, "at least 0")
     if beta:

@@ -2,7 +2,7 @@
 
 Prompts of one length are completed together, one length after the other, since memlab's attention
 takes no padding on the left. What needs the whole step, rewards and advantages, is worked out on
-the `Rollout`, before `split` makes micro-batches of it.
+the `Rollout`, before `online.split` makes micro-batches of it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memlab.losses.sequences import number
+from memlab.losses.sequences import number, whole
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
 from memlab.trainers.generate import generate
-from memlab.trainers.loop import Batch, HeadFunction, hidden_states, on_hidden
 
 
 class Rollout(NamedTuple):
@@ -31,7 +30,6 @@ class Rollout(NamedTuple):
 
 
 Roll = Callable[[Sequence[Any]], Rollout]  # of prompts, (P,) token ids each
-Reward = Callable[[Tensor, Tensor], Tensor]  # completions (B, C), mask (B, C) -> floats (B,)
 
 
 def rollout(
@@ -88,7 +86,7 @@ def checked(prompts: Sequence[Any], pad_to_multiple_of: int | None) -> list[Tens
     if not rows:
         raise ValueError("prompts are empty: a step needs at least one")
     if pad_to_multiple_of is not None:
-        number("pad_to_multiple_of", pad_to_multiple_of, lambda n: n >= 1, "at least 1, or None")
+        whole("pad_to_multiple_of", pad_to_multiple_of, 1, ", or None")
     return rows
 
 
@@ -130,44 +128,3 @@ def laid_out(
         whole(new, longest, pad_token_id),
         whole(masks, longest, False),
     )
-
-
-def rewarded(reward: Reward, made: Rollout) -> Tensor:
-    """`reward(completions, mask)`: (B,) floats; ValueError or TypeError for anything else."""
-    rewards = reward(made.completions, made.mask)
-    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
-        found = rewards.dtype if isinstance(rewards, Tensor) else type(rewards).__name__
-        raise TypeError(f"reward must return a tensor of floats, not {found}")
-    if rewards.shape != (len(made.mask),):
-        raise ValueError(
-            f"reward must return one number a completion, ({len(made.mask)},), not "
-            f"{tuple(rewards.shape)}"
-        )
-    return rewards
-
-
-def split(size: int | None, **columns: Tensor) -> list[Batch]:
-    """Micro-batches of `size` rows (None: one of all) of columns of as many rows each.
-
-    Raises ValueError for a size below 1.
-    """
-    rows = len(next(iter(columns.values())))
-    size = rows if size is None else size
-    number("per_device_train_batch_size", size, lambda n: n >= 1, "at least 1, or None")
-    parts = {name: column.split(size) for name, column in columns.items()}
-    return [dict(zip(parts, slices, strict=True)) for slices in zip(*parts.values(), strict=True)]
-
-
-def token_logps(logprobs: HeadFunction, head: HeadParts, ids: Tensor, labels: Tensor) -> Tensor:
-    """log p of each label, (B, S), at least fp32, 0 where it is -100.
-
-    ids (B, T), labels (B, S) of the last S positions: the head reads hidden states of the S
-    positions before each, no others. `logprobs` is as in `loop.apply_head`.
-    """
-    hidden = hidden_before(head, ids, labels)
-    return on_hidden(logprobs, head, hidden, labels.flatten()).view(labels.shape)
-
-
-def hidden_before(head: HeadParts, ids: Tensor, labels: Tensor) -> Tensor:
-    """The hidden states (B, S, D) that predict `labels`, as for `token_logps`."""
-    return hidden_states(head, {"input_ids": ids})[:, -labels.shape[1] - 1 : -1]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from memlab.errors import MemlabError
-from memlab.losses.sequences import number
+from memlab.losses.sequences import number, whole
 from memlab.trainers.generate import stop_ids
 from memlab.trainers.rollouts import Rollout, checked, laid_out
 from memlab.trainers.vllm_weights import SWITCH, push, unwrapped
@@ -91,7 +91,7 @@ def complete(
     Raises ValueError for an empty prompt, lengths out of range, and what vLLM would change without
     an error: temperatures between 0 and 0.01, completions that its max_model_len cuts.
     """
-    number("max_completion_length", max_completion_length, lambda n: n >= 1, "at least 1")
+    whole("max_completion_length", max_completion_length, 1)
     number("temperature", temperature, lambda t: t == 0 or t >= 0.01, "at least 0.01, or 0: greedy")
     lengths = sorted(map(len, prompts))
     if not lengths[0]:
