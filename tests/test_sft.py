@@ -158,6 +158,32 @@ def test_loss_is_that_of_trl(tmp_path, loss_type: str) -> None:
     assert one_step(tiny(), [batch], loss_type) == pytest.approx((theirs.item(), norm), rel=1e-5)
 
 
+def test_gradients_left_on_the_model_are_no_part_of_a_step() -> None:
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, 7, 8]])}
+    norms = []
+    for left in (False, True):
+        model = trainer_cases.tiny()
+        if left:
+            model(input_ids=batch["input_ids"]).logits.sum().backward()
+        options = {"head": head_parts(model), "head_loss": HEAD_LOSSES["nll"]}
+        norms.append(trainer_cases.one_step(sft.train, model, [batch], **options))
+    assert norms[0] == norms[1]
+
+
+def test_a_loss_keeps_the_precision_of_its_model() -> None:
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, 7, 8]])}
+    for dtype, expected in (
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        model = trainer_cases.tiny().to(dtype)
+        options = {"head": head_parts(model), "head_loss": HEAD_LOSSES["nll"]}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        (loss,) = sft.train(model, optimizer, [[batch]], **options)
+        assert loss.dtype == expected
+
+
 def test_a_tiny_model_learns_its_rows() -> None:
     model, batch = tiny(), [whole(rows())]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

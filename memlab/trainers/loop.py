@@ -35,7 +35,7 @@ def run(
     loss_of: Callable[[dict[str, Any], Targets, Whole], Tensor],
     phase: Phase = contextlib.nullcontext,
 ) -> Iterator[Tensor]:
-    """Run every step and yield its loss, a detached scalar on the model's device.
+    """Run every step and yield its loss, a detached scalar on the model's device, at least fp32.
 
     A step is its micro-batches and what is known of all of them together. It is asked for when the
     one before has ended, so an iterator can make it with the weights as they are then (rollouts).
@@ -43,9 +43,11 @@ def run(
     may run a reference model; `loss_of(arguments, targets, whole)` is its part of the step's loss.
     `phase` names the parts of a step to whoever measures them: forward, backward, optimizer.
     """
-    device = next(model.parameters()).device
+    first = next(model.parameters())
+    dtype = torch.promote_types(first.dtype, torch.float32)  # as the losses
     for micro_batches, whole in steps:
-        step_loss = torch.zeros((), device=device)
+        optimizer.zero_grad(set_to_none=True)  # of what the caller left there
+        step_loss = torch.zeros((), dtype=dtype, device=first.device)
         for batch in micro_batches:
             arguments, targets = ready(batch)
             with phase("forward"):
