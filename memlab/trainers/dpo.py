@@ -3,6 +3,20 @@
 Loss of a step: the sum over pairs of `losses.dpo`, divided by the pairs of the whole step. A batch
 holds 2B rows, forwarded together: the B chosen ones first, then the B rejected, as in TRL. The
 reference model runs before the policy, so that no activations wait beside it (TRL: after it).
+
+Example, of `rows` with `prompt_ids`, `chosen_ids` and `rejected_ids`, a step of one micro-batch::
+
+    import torch
+    from memlab.models.head import head_parts
+    from memlab.techniques import chunked_logprobs, pad_to_multiple, truncation
+    from memlab.trainers import dpo, reference
+
+    batch = dpo.collate_pairs(truncation.truncate_dpo(rows, 512), pad_to_multiple.collate)
+    options = {"head": head_parts(model), "reference": reference.frozen_copy(model)}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    logprobs = chunked_logprobs.token_logprobs
+    for loss in dpo.train(model, optimizer, [[batch]], logprobs=logprobs, **options):
+        print(loss.item())
 """
 
 from __future__ import annotations

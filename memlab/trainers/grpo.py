@@ -3,6 +3,22 @@
 A step: `num_generations` completions of each prompt, their rewards and advantages, then one
 optimizer step, or `num_iterations` of them on the same completions. Loss of a step: `losses.grpo`,
 divided by the whole step's completions or tokens, as its `loss_type` says.
+
+Example, of `prompts`, lists of token ids, all in one step, where short completions are liked::
+
+    from functools import partial
+    import torch
+    from memlab.models.head import head_parts
+    from memlab.techniques import chunked_logprobs
+    from memlab.trainers import grpo, rollouts
+
+    head = head_parts(model)
+    roll = partial(rollouts.rollout, model, head=head, max_completion_length=16, eos_token_id=2)
+    options = {"rollout": roll, "reward": lambda completions, mask: -mask.float().sum(1)}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    logprobs = chunked_logprobs.token_logprobs
+    for loss in grpo.train(model, optimizer, [prompts], head=head, logprobs=logprobs, **options):
+        print(loss.item())
 """
 
 from __future__ import annotations
