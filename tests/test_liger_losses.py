@@ -16,11 +16,12 @@ from trainer_cases import chunked, full, one_step, split, tiny, with_lora
 
 from memlab.instruments.device import simulated_gpu
 from memlab.instruments.meter import Meter
+from memlab.losses.dpo import dpo as dpo_of_logps
 from memlab.losses.gkd import generalized_jsd
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.compat import fake_tensors_are_computed
 from memlab.models.head import head_parts
-from memlab.techniques import liger_losses, pad_to_multiple, padding_free
+from memlab.techniques import chunked_logprobs, liger_losses, pad_to_multiple, padding_free
 from memlab.trainers import dpo, grpo, kto
 from memlab.trainers.reference import frozen, frozen_copy
 
@@ -155,7 +156,7 @@ def test_what_liger_lacks_is_refused_by_name() -> None:
         lambda: test_trainers_grpo.step_of(
             tiny(), loss_type="dr_grpo", fused_loss=liger_losses.grpo
         ),
-        "loss_type='dr_grpo' divides by it: give max_completion_length",
+        "loss_type='dr_grpo' divides by max_completion_length=None: give 1 or more",
     )
     h, w, y = torch.randn(4, 3), torch.randn(9, 3), torch.tensor([1, 2, 3, 4])
     for head in ({"softcap": 30.0}, {"logit_scale": 0.5}):
@@ -166,6 +167,66 @@ def test_what_liger_lacks_is_refused_by_name() -> None:
         )
     larger = {"h": h, "w": torch.randn(12, 3)}
     refused(lambda: liger_losses.jsd(h, w, y, teacher=larger), "teacher's vocabulary=12 .* 9")
+
+
+def loss_of(name: str, labels: list[int] | None = None, **options: Any) -> Any:
+    """Liger's loss of 4 rows of 3 tokens, its gradients, and the head's two tensors and labels."""
+    torch.manual_seed(0)
+    h, w, rh, rw = (torch.randn(shape, requires_grad=True) for shape in ((12, 4), (9, 4)) * 2)
+    y = torch.tensor(labels or [1, 2, 3] * 4)
+    other = {"h": rh.detach(), "w": rw.detach()}
+    needed = {
+        "dpo": {"rows": 4, "reference": other},
+        "kto": {"rows": 4, "reference": other, "desirable": torch.arange(4) > 1, "kl": rh.sum()},
+        "grpo": {"advantages": torch.arange(4.0)},
+        "jsd": {"teacher": other},
+    }
+    loss = getattr(liger_losses, name)(h, w, y, **needed[name] | options)
+    return loss, torch.autograd.grad(loss, (h, w)), (h, w, y, other)
+
+
+@pytest.mark.parametrize("loss_type", ["sigmoid", "hinge", "robust"])
+@pytest.mark.parametrize("labels", [[-100] * 12, [-100] * 6 + [1] * 6])
+def test_dpo_without_chosen_labels(labels: list[int], loss_type: str) -> None:
+    options = {"loss_type": loss_type, "label_smoothing": 0.1 * (loss_type == "robust")}
+    found, grads, (h, w, y, other) = loss_of("dpo", labels, num_pairs=3, **options)
+    heads, plain = ((h, w), (other["h"], other["w"])), chunked_logprobs.full_token_logprobs
+    logps = [part for head in heads for part in plain(*head, y).view(4, 3).sum(1).split(2)]
+    expected = dpo_of_logps(*logps, 3, **options)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    for a, e in zip(grads, torch.autograd.grad(expected, (h, w)), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+@pytest.mark.parametrize("name", ["kto", "grpo", "jsd"])
+def test_no_label_at_all_has_no_gradient(name: str) -> None:
+    loss, grads, _ = loss_of(name, [-100] * 12)
+    assert loss.isfinite()
+    assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("dpo", {"beta": float("nan")}, "beta=nan: give a number above 0"),
+        ("dpo", {"beta": 0}, "beta=0: give a number above 0"),
+        ("dpo", {"rows": 3}, "rows=3: give two a pair"),
+        ("kto", {"beta": -1.0}, "beta=-1.0: give a number above 0"),
+        ("jsd", {"beta": 3}, "beta=3: give 0 to 1"),
+        ("jsd", {"temperature": 0}, "temperature=0: give a number above 0"),
+        ("jsd", {"temperature": float("inf")}, "temperature=inf: give a number above 0"),
+        ("grpo", {"epsilon": -1}, "epsilon=-1: give a number from 0 up"),
+        ("grpo", {"epsilon_high": -1}, "epsilon_high=-1: give a number from 0 up"),
+        ("grpo", {"beta": 0.1}, "beta=0.1 needs the reference model: give ref_logps, or beta=0.0"),
+        (
+            "grpo",
+            {"loss_type": "dr_grpo", "max_completion_length": 0},
+            "divides by max_completion_length=0: give 1 or more",
+        ),
+    ],
+)
+def test_values_without_a_meaning_are_refused(name: str, options: dict, match: str) -> None:
+    refused(lambda: loss_of(name, **options), match)
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])

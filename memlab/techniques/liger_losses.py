@@ -16,9 +16,8 @@ Unlike     liger_kernel.chunked_loss: what it would ignore is refused; a sum ove
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
-
-GRPO = ("grpo", "dr_grpo", "dapo", "bnpo")
 
 
 def dpo(
@@ -39,9 +38,14 @@ def dpo(
         raise _refusal("loss_type", loss_type, "'sigmoid', 'robust' or 'hinge'")
     if label_smoothing and loss_type != "robust":
         raise _refusal("label_smoothing", label_smoothing, "0.0, or loss_type='robust'")
+    if rows < 2 or rows % 2:
+        raise ValueError(f"{rows=}: give two a pair, the chosen rows and then as many rejected")
     loss = _liger("DPO", beta=beta, loss_type=loss_type, label_smoothing=label_smoothing)
     (states, _, bias), labels = _rows(rows, h, w, **head), y.view(rows, -1)
-    total = loss(w, states, labels, bias, *_rows(rows, **reference))[0]
+    total, (*_, good, bad) = loss(w, states, labels, bias, *_rows(rows, **reference))
+    z, e = good - bad, label_smoothing  # (B,): the value again, Liger's adds 0 / chosen labels
+    sided = ((e - 1) * F.logsigmoid(z) + e * F.logsigmoid(-z)) / (1 - 2 * e)
+    total.detach().copy_((F.relu(1 - z) if loss_type == "hinge" else sided).mean())
     return _of_step(total, rows // 2, num_pairs)
 
 
@@ -61,8 +65,7 @@ def kto(
     **head: Any,
 ) -> Tensor:
     """Sum over rows / `num_rows` of the step (None: these). ValueError: weights."""
-    weights = desirable_weight, undesirable_weight
-    if weights != (1, 1):
+    if (weights := (desirable_weight, undesirable_weight)) != (1, 1):
         raise _refusal("desirable_weight, undesirable_weight", weights, "1.0 for both")
     loss = _liger("KTO", beta=beta, use_ref_model=True)
     (states, _, bias), labels = _rows(rows, h, w, **head), y.view(rows, -1)
@@ -84,39 +87,30 @@ def grpo(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     max_completion_length: int | None = None,
-    logit_scale: float = 1.0,  # any
-    **head: Any,
+    **head: Any,  # a logit_scale above 0, too
 ) -> Tensor:
     """This call's part of a step of `num_items` completions ("grpo", "dr_grpo") or tokens."""
-    if loss_type not in GRPO:
-        raise _refusal("loss_type", loss_type, " or ".join(map(repr, GRPO)))
-    if loss_type == "dr_grpo" and max_completion_length is None:
-        raise ValueError("loss_type='dr_grpo' divides by it: give max_completion_length")
-    high = epsilon if epsilon_high is None else epsilon_high
-    clip = {"epsilon_low": epsilon, "epsilon_high": high}
-    limit = {"max_completion_length": max_completion_length, "temperature": 1 / logit_scale}
-    kind = "dapo" if loss_type == "bnpo" else loss_type
+    if loss_type not in ("grpo", "dr_grpo", "dapo", "bnpo"):
+        raise _refusal("loss_type", loss_type, "'grpo', 'dr_grpo', 'dapo' or 'bnpo'")
+    if loss_type == "dr_grpo" and not (max_completion_length or 0) >= 1:
+        raise ValueError(f"loss_type='dr_grpo' divides by {max_completion_length=}: give 1 or more")
+    if beta and ref_logps is None:
+        raise ValueError(f"{beta=} needs the reference model: give ref_logps, or beta=0.0")
+    kind, scale = "dapo" if loss_type == "bnpo" else loss_type, head.pop("logit_scale", 1)
+    clip = {"epsilon_low": epsilon, "epsilon_high": (epsilon_high, epsilon)[epsilon_high is None]}
+    limit = {"max_completion_length": max_completion_length, "temperature": 1 / scale}
     loss = _liger("GRPO", loss_type=kind, beta=beta, use_ref_model=bool(beta), **clip, **limit)
-    rows, keep = len(advantages), y != -100
-    states, _, bias = _rows(rows, h, w, **head)
-    ids, mask = y.where(keep, 0).view(rows, -1), keep.view(rows, -1)
+    mask = (y != -100).view(len(advantages), -1)
+    (states, _, bias), ids = _rows(len(mask), h, w, **head), y.view_as(mask).where(mask, 0)
     others = advantages, bias, ref_logps, old_logps
     total = loss(states, w, ids, mask, *others, num_items_in_batch=num_items)[0]
-    return total if kind == "dapo" else _of_step(total, rows, num_items)
+    return total if kind == "dapo" else _of_step(total, len(mask), num_items)
 
 
 def jsd(
-    h: Tensor,  # (N, D)
-    w: Tensor,  # (V, D)
-    y: Tensor,  # (N,) int64
-    *,
-    teacher: dict[str, Any],  # h, w, bias, logit_scale, softcap
-    num_items_in_batch: int | None = None,
-    beta: float = 0.5,
-    temperature: float = 1.0,
-    **head: Any,
+    h, w, y, *, teacher: dict[str, Any], num_items_in_batch=None, beta=0.5, temperature=1.0, **head
 ) -> Tensor:
-    """Sum of the generalized JSD over labels, / those of the step. ValueError: vocabularies."""
+    """h (N, D), w (V, D), y (N,): sum of the generalized JSD over labels, / those of the step."""
     if len(teacher["w"]) != len(w):
         raise _refusal("teacher's vocabulary", len(teacher["w"]), f"the student's {len(w)}")
     here = int((y != -100).sum())
@@ -127,9 +121,9 @@ def jsd(
 
 
 def _rows(rows, h, w, bias=None, logit_scale=1.0, softcap=None):  # (rows, T, D) or h, w, bias
-    if softcap is not None or logit_scale != 1:
-        name, value = ("softcap", softcap) if softcap is not None else ("logit_scale", logit_scale)
-        raise _refusal(f"the head's {name}", value, "a model without one")
+    for name, value, none in (("softcap", softcap, None), ("logit_scale", logit_scale, 1)):
+        if value != none:
+            raise _refusal(f"the head's {name}", value, "a model without one")
     return h if rows is None else h.view(rows, -1, h.shape[1]), w, bias
 
 
@@ -138,6 +132,12 @@ def _of_step(mean: Tensor, here: int, whole: int | None) -> Tensor:  # a part of
 
 
 def _liger(name: str, **options: Any) -> Any:
+    for option, value in options.items():  # no number of theirs may be negative
+        above = option == ("beta" if name in ("DPO", "KTO") else "temperature")
+        least, most = 1e-99 if above else 0, 1 if (name, option) == ("JSD", "beta") else 1e99
+        if isinstance(value, int | float) and not least <= value <= most:
+            works = "0 to 1" if most == 1 else "a number above 0" if above else "a number from 0 up"
+            raise ValueError(f"{option.removesuffix('_low')}={value!r}: give {works}")
     try:
         from liger_kernel import chunked_loss
     except ImportError as error:
