@@ -250,10 +250,10 @@ def test_an_adapter_takes_part() -> None:
 def test_wrong_arguments_are_refused() -> None:
     model = tiny()
     head = head_parts(model)
-    with pytest.raises(
-        ValueError, match="max_completion_length must be a whole number of at least 1, not 0"
-    ):
-        generate(model, prompts(), head=head, max_completion_length=0)
+    for limit in (0, 2.0):
+        message = f"max_completion_length must be a whole number of at least 1, not {limit}"
+        with pytest.raises(ValueError, match=message):
+            generate(model, prompts(), head=head, max_completion_length=limit)
     with pytest.raises(ValueError, match="temperature must be at least 0"):
         generate(model, prompts(), head=head, max_completion_length=1, temperature=-1.0)
     with pytest.raises(ValueError, match=r"prompts must be \(B, P\)"):

@@ -213,6 +213,7 @@ def test_its_steps_run_on_the_simulated_gpu() -> None:
         ({"num_generations": 2.0}, "num_generations must be a whole number of at least 2"),
         ({"num_iterations": 1.5}, "num_iterations must be a whole number of at least 1"),
         ({"per_device_train_batch_size": 2.0}, "per_device_train_batch_size must be a whole"),
+        ({"max_completion_length": 2.0}, "max_completion_length must be a whole number"),
         ({"beta": -1}, "beta must be at least 0, not -1"),
         ({"beta": math.nan}, "beta must be at least 0, not nan"),
         ({"temperature": 0.0}, "temperature must be above 0"),

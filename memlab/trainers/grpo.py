@@ -90,6 +90,8 @@ def train(
     whole("num_iterations", num_iterations, 1)
     whole("num_generations", num_generations, 2, ALONE)
     check_size(per_device_train_batch_size)
+    if loss.get("max_completion_length") is not None:
+        whole("max_completion_length", loss["max_completion_length"], 1)
     number("temperature", temperature, lambda t: t > 0, "above 0")
     number("beta", beta, lambda b: b >= 0, "at least 0")
     if beta:
