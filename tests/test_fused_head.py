@@ -43,6 +43,20 @@ def test_equals_full_logits_in_fp64(frugal, options, chunk, with_bias, masked):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("frugal", [False, True])
+def test_autocast_around_changes_nothing(frugal, dtype):
+    h, w, y, bias = inputs(dtype=torch.float32)
+    options = {"chunk": 4, "frugal": frugal}
+    plain = run(fused_cross_entropy, h, w, y, bias, **options)
+    with torch.autocast("cpu", dtype):
+        assert_same(run(fused_cross_entropy, h, w, y, bias, **options), plain, 0)
+        h = h.requires_grad_()
+        logp = fused_token_logprobs(h, w, y, chunk=4)
+    (grad,) = torch.autograd.grad(logp.sum(), h)  # backward outside, as usual
+    assert logp.dtype == grad.dtype == torch.float32
+
+
 def test_frugal_tiles_of_words_make_the_vocabulary():
     h, w, y, bias = inputs(40, 1100, 7)
     assert len(fused_head._tiles(1100, int((y != -100).sum()), 7)) == 5  # 4 of 256, one of 76
@@ -173,6 +187,7 @@ def test_second_derivative_is_refused(frugal):
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": True}, ValueError, "chunk=True"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
+        ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
     ],

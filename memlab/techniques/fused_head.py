@@ -104,8 +104,7 @@ def sums_triton(z, y, first, scale, softcap) -> tuple[Tensor, Tensor]:
     """`sums_torch` in one reading of z, which must be contiguous."""
     out = _two_each(z)
     with torch.cuda.device_of(z):
-        sizes = first, z.shape[1], float(scale)
-        _sums[(len(z),)](z, y, out, *sizes, **_options(softcap))
+        _sums[(len(z),)](z, y, out, first, z.shape[1], float(scale), **_options(softcap))
     return out[0], out[1]
 
 
@@ -113,8 +112,7 @@ def to_gradient_triton(z, y, log_sum, weight, first, scale, softcap) -> None:
     """`to_gradient_torch` in one reading and writing of z, which must be contiguous."""
     grid = (len(z) * -(-z.shape[1] // BLOCK),)
     with torch.cuda.device_of(z):
-        sizes = first, z.shape[1], float(scale)
-        _gradient[grid](z, y, log_sum, weight, *sizes, **_options(softcap))
+        _gradient[grid](z, y, log_sum, weight, first, z.shape[1], float(scale), **_options(softcap))
 
 
 def _options(softcap) -> dict[str, Any]:
@@ -131,17 +129,14 @@ def _two_each(z) -> Tensor:  # (2, C)
     return z.new_empty(2, len(z), dtype=torch.promote_types(z.dtype, torch.float32))
 
 
-def _sums_of(z, *rest) -> tuple[Tensor, Tensor]:
-    kind = _kind(z)
-    if kind == "shapes":
-        label, log_sum = _two_each(z)
-        return label, log_sum
+def _sums_of(z, *rest):
+    if (kind := _kind(z)) == "shapes":
+        return _two_each(z).unbind()
     return (sums_triton if kind == "triton" else sums_torch)(z, *rest)
 
 
 def _to_gradient(z, *rest) -> None:
-    kind = _kind(z)
-    if kind != "shapes":
+    if (kind := _kind(z)) != "shapes":
         (to_gradient_triton if kind == "triton" else to_gradient_torch)(z, *rest)
 
 
@@ -160,10 +155,22 @@ def _product(out, a, b, add: bool) -> None:  # out = a @ b, or += : every sum in
         torch.addmm(out, a, b, beta=int(add), out_dtype=out.dtype, out=out)
 
 
+def _alone(step):  # of an autograd function: autocast around it changes no dtype inside
+    def run(ctx, x, *rest):
+        if torch.is_grad_enabled():  # in backward: nothing here could be differentiated again
+            raise RuntimeError("create_graph=True: a fused head has no second derivatives")
+        kind = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"
+        with torch.autocast(kind, enabled=False):
+            return step(ctx, x, *rest)
+
+    return run
+
+
 class _MadeInForward(torch.autograd.Function):
     """Sum of the losses; the gradients are made beside it, in fp32, and only scaled in backward."""
 
     @staticmethod
+    @_alone
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, dft, wanted):
         y_n, make = _labels(w, y, rows), {"device": h.device}
         make["dtype"] = torch.promote_types(w.dtype, torch.float32)
@@ -194,8 +201,8 @@ class _MadeInForward(torch.autograd.Function):
         return -(weight * logp).sum()
 
     @staticmethod
+    @_alone
     def backward(ctx, g):  # ()
-        _refuse_second_derivative()
         (rows, dh, dw, db), (shape, *dtypes) = ctx.saved_tensors, ctx.like
         dh, dw, db = (_scaled(x, g, to) for x, to in zip((dh, dw, db), dtypes, strict=True))
         if dh is not None and len(rows) < shape[0]:
@@ -204,10 +211,10 @@ class _MadeInForward(torch.autograd.Function):
 
 
 class _Recomputed(torch.autograd.Function):
-    """Log-probabilities, through the words, tile by tile, each with all its rows; the last tile
-    waits for backward, which makes the others again."""
+    """Log-probabilities, a tile of words at a time; backward makes all but the last again."""
 
     @staticmethod
+    @_alone
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
         logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
         h_n, y_n = h[rows].to(w.dtype), _labels(w, y, rows)
@@ -225,8 +232,8 @@ class _Recomputed(torch.autograd.Function):
         return logp
 
     @staticmethod
+    @_alone
     def backward(ctx, g):  # (N,)
-        _refuse_second_derivative()
         (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
         for_h, for_w, for_b = (ctx.needs_input_grad[at] for at in (0, 1, 3))
         h_n, y_n, weight = h[rows].to(w.dtype), y[rows], -g[rows]
@@ -235,8 +242,7 @@ class _Recomputed(torch.autograd.Function):
         db = torch.empty_like(bias) if for_b else None
         z, ctx.tile = ctx.tile, None  # a second backward makes it again
         for here in reversed(_tiles(len(w), len(rows), chunk)):
-            if z is None:
-                z = _raw(h_n, w[here], None if bias is None else bias[here])
+            z = _raw(h_n, w[here], None if bias is None else bias[here]) if z is None else z
             _to_gradient(z, y_n, log_sum, weight, here.start, scale, softcap)
             if dh is not None:
                 _product(dh, z, w[here], add=True)
@@ -271,11 +277,6 @@ def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded onc
     return out
 
 
-def _refuse_second_derivative() -> None:
-    if torch.is_grad_enabled():
-        raise RuntimeError("create_graph=True: a fused head has no second derivatives")
-
-
 def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, softcap: float | None):
     if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
@@ -288,8 +289,8 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
     if type(chunk) is not int or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap={softcap}: give a finite positive number, or None for no cap")
 
 
 def fused_token_logprobs(
@@ -301,8 +302,8 @@ def fused_token_logprobs(
     rows do. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
     """
     _check(h, w, y, bias, chunk, softcap)
-    rows = (y != -100).nonzero()[:, 0]
-    return _Recomputed.apply(h, w, y, bias, rows, chunk, logit_scale, softcap)
+    options = (y != -100).nonzero()[:, 0], chunk, logit_scale, softcap
+    return _Recomputed.apply(h, w, y, bias, *options)
 
 
 def fused_cross_entropy(
@@ -327,14 +328,13 @@ def fused_cross_entropy(
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
     if chunk is None:
         chunk = 2048 if frugal else 3072 if w.requires_grad else 1024
-    head = {"bias": bias, "logit_scale": logit_scale, "softcap": softcap}
+    _check(h, w, y, bias, chunk, softcap)
+    options = (y != -100).nonzero()[:, 0], chunk, logit_scale, softcap
     if frugal:
-        logp = fused_token_logprobs(h, w, y, chunk=chunk, **head)
+        logp = _Recomputed.apply(h, w, y, bias, *options)
         total = -(logp if loss_type == "nll" else logp * logp.detach().exp()).sum()
     else:
-        _check(h, w, y, bias, chunk, softcap)
-        rows, wanted = (y != -100).nonzero()[:, 0], torch.is_grad_enabled()
-        options = rows, chunk, logit_scale, softcap, loss_type == "dft", wanted
-        total = _MadeInForward.apply(h, w, y, bias, *options)
+        made = loss_type == "dft", torch.is_grad_enabled()
+        total = _MadeInForward.apply(h, w, y, bias, *options, *made)
     count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
