@@ -225,6 +225,19 @@ def test_case_14_never_copies_a_head(hidden, dtype):
     assert meter.peak < v * d * w.itemsize / 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [0, 0.5])
+def test_a_word_the_teacher_never_says_costs_as_one_it_hardly_says(beta, dtype):
+    h, w, y, bias = inputs(dtype=dtype)
+    never, hardly = teacher_of(dtype=dtype), teacher_of(dtype=dtype)
+    never["bias"][4], hardly["bias"][4] = -torch.inf, -1e4  # 0 * log(0) is 0
+    for function in (divergence, full_divergence):
+        options = {"beta": beta, "chunk": 4}
+        found = run(function, h, w, y, bias, teacher=never, **options)
+        assert_same(found, run(function, h, w, y, bias, teacher=hardly, **options), 1e-6)
+        assert found[0].isfinite()
+
+
 def test_equal_models_cost_nothing():
     h, w, y, bias = inputs()
     teacher = {"h": h, "w": w, "bias": bias + 3}  # shifted: the same probabilities
@@ -268,6 +281,7 @@ def test_in_place_write_to_what_the_teacher_gave_raises():
         ({"y": torch.zeros(4)}, TypeError, "y int64"),
         ({"h": torch.zeros(4, 3).long()}, TypeError, "floats"),
         ({"softcap": 0}, ValueError, "student: softcap=0"),
+        ({"softcap": float("inf")}, ValueError, "student: softcap=inf: give a finite positive"),
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"beta": 1.1}, ValueError, "beta=1.1"),

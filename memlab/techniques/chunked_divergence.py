@@ -18,14 +18,13 @@ Unlike    TRL's generalized_jsd_loss: takes hidden states, of widths that may di
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 WIDE = 2**24  # logits of a chunk in fp32 at once, with what autograd keeps of them
 
 
 def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the head's dtype
-    return F.linear(h.to(w.dtype), w, None if bias is None else bias.to(w.dtype))
+    return torch.nn.functional.linear(h.to(w.dtype), w, None if bias is None else bias.to(w.dtype))
 
 
 def _log_softmax(z, scale, softcap) -> Tensor:  # (S, V) -> (S, V), at least fp32
@@ -40,6 +39,7 @@ def _kl(p, q) -> Tensor:  # log-probabilities (S, V), (S, V) -> KL(p || q), (S,)
 
 def _of_logits(z, z_teacher, student, teacher, beta) -> Tensor:  # (S, V), (S, V) -> (S,)
     q, p = _log_softmax(z, *student), _log_softmax(z_teacher, *teacher)
+    p = p if beta == 1 else p.clamp_(min=-3e38)  # 0 * log(0) is 0, -inf would make it NaN
     if beta in (0, 1):
         return _kl(p, q) if beta == 0 else _kl(q, p)
     m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
@@ -105,8 +105,8 @@ def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
         raise ValueError(f"{who}: bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"{who}: softcap={softcap}: give a positive number, or None for no cap")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"{who}: softcap={softcap}: give a finite positive number, or None")
     return (h, w, bias), (logit_scale / temperature, softcap and softcap / temperature)
 
 
