@@ -322,6 +322,7 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
+        ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
     ],
 )

@@ -226,6 +226,7 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"chunk": True}, ValueError, "chunk=True"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
+        ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
     ],

@@ -103,8 +103,8 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, softcap: float 
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
     if type(chunk) is not int or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap}: give a positive number, or None for no cap")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap={softcap}: give a finite positive number, or None for no cap")
 
 
 def _by_chunks(h, w, y, bias, scale, softcap, chunk, *, stats) -> tuple[Tensor, ...]:
