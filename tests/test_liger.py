@@ -253,7 +253,8 @@ def refused(model, match: str, **switches: bool) -> None:
 def test_what_the_kernels_do_not_compute_is_refused_by_name() -> None:
     with torch.device("meta"):
         gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1))
-    refused(gpt2, r"use_liger_kernel=True of 'gpt2': .* a model of llama, mistral, qwen2, qwen3")
+    refused(gpt2, r"use_liger_kernel=True of 'gpt2': .* a transformers model of llama, mistral")
+    refused(torch.nn.Linear(2, 2), "use_liger_kernel=True of 'Linear': .* a transformers model of")
     config = load_config("memlab/tiny-llama")
     config.hidden_act = "gelu"
     model = build_meta(config)

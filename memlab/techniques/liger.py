@@ -41,16 +41,17 @@ def kernels(
     ValueError for an architecture or activation they don't compute, and on a CPU; ImportError
     without liger-kernel and triton.
     """
-    config: Any = model.config
-    if config.model_type not in FAMILIES:
-        raise _refusal(f"of {config.model_type!r}", f"a model of {', '.join(FAMILIES)}")
-    gemma = config.model_type == "gemma2"
+    config: Any = getattr(model, "config", None)
+    family = getattr(config, "model_type", type(model).__name__)
+    if family not in FAMILIES:
+        raise _refusal(f"of {family!r}", f"a transformers model of {', '.join(FAMILIES)}")
+    gemma = family == "gemma2"
     activation = config.hidden_activation if gemma else config.hidden_act
     if swiglu and activation != ("gelu_pytorch_tanh" if gemma else "silu"):
         raise _refusal(f"with the activation {activation!r}", "swiglu=False")
     _check_device(next(model.parameters()))
     kinds = {"RMSNorm": (rms_norm, _norm), "Attention": (rope, _rotating), "MLP": (swiglu, _gated)}
-    names = {FAMILIES[config.model_type] + k: make for k, (wanted, make) in kinds.items() if wanted}
+    names = {FAMILIES[family] + k: make for k, (wanted, make) in kinds.items() if wanted}
     found = [module for module in model.modules() if type(module).__name__ in names]
     if missing := names.keys() - {type(module).__name__ for module in found}:
         raise _refusal(f"without layers called {', '.join(sorted(missing))}", "another model")
@@ -86,12 +87,11 @@ def _gated(kind: type[nn.Module], gemma: bool) -> Callable[..., Tensor]:
 
 def _rotating(kind: type[nn.Module], gemma: bool) -> Callable[..., Any]:
     """The class's own forward, which finds Liger's function under the global name of RoPE's."""
-    forward: Any = inspect.unwrap(kind.forward)
-    if "apply_rotary_pos_emb" not in forward.__code__.co_names:
+    own: Any = inspect.unwrap(kind.forward)
+    if "apply_rotary_pos_emb" not in own.__code__.co_names:
         raise _refusal(f"with a {kind.__name__} that calls no apply_rotary_pos_emb", "rope=False")
-    names = forward.__globals__ | {"apply_rotary_pos_emb": load()[0].LigerRopeFunction.apply}
-    code, defaults, closure = forward.__code__, forward.__defaults__, forward.__closure__
-    return types.FunctionType(code, names, None, defaults, closure)
+    names = own.__globals__ | {"apply_rotary_pos_emb": load()[0].LigerRopeFunction.apply}
+    return types.FunctionType(own.__code__, names, None, own.__defaults__, own.__closure__)
 
 
 def cross_entropy(
