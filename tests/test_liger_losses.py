@@ -192,7 +192,7 @@ def test_dpo_without_chosen_labels(labels: list[int], loss_type: str) -> None:
     found, grads, (h, w, y, other) = loss_of("dpo", labels, num_pairs=3, **options)
     heads, plain = ((h, w), (other["h"], other["w"])), chunked_logprobs.full_token_logprobs
     logps = [part for head in heads for part in plain(*head, y).view(4, 3).sum(1).split(2)]
-    expected = dpo_of_logps(*logps, 3, **options)
+    expected = dpo_of_logps(*logps, num_pairs=3, **options)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     for a, e in zip(grads, torch.autograd.grad(expected, (h, w)), strict=True):
         torch.testing.assert_close(a, e)
