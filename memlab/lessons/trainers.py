@@ -127,7 +127,8 @@ def _why_count() -> str:
     each, training = (two[0] - one[0]) / TOGETHER, max(one[1], two[1])
     return (
         f"{bend()}: {TOGETHER} completions at a time need {training / 1e6:.1f} MB in "
-        f"training from the second time on, however often; a rollout holds {each / 1e6:.1f} MB for each of all."
+        f"training from the second time on, however often; a rollout holds "
+        f"{each / 1e6:.1f} MB for each of all."
     )
 
 

@@ -15,6 +15,7 @@ Unlike    Liger: dw is summed in fp32 (theirs by default in w's dtype), -100 row
           the scale may be any; off CUDA the torch twins. Apache-2.0; torch 2.11 to 2.13
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -156,6 +157,7 @@ def _product(out, a, b, add: bool) -> None:  # out = a @ b, or += : every sum in
 
 
 def _alone(step):  # of an autograd function: autocast around it changes no dtype inside
+    @functools.wraps(step)
     def run(ctx, x, *rest):
         if torch.is_grad_enabled():  # in backward: nothing here could be differentiated again
             raise RuntimeError("create_graph=True: a fused head has no second derivatives")
