@@ -38,6 +38,7 @@ def measure_parts(recipe: Recipe, parts: Collection[str]) -> Measurement:
             f"use_liger_kernel={recipe.use_liger_kernel}: give padded rows, trainer='sft' and False"
         )
     simulated_device()  # says what is missing before anything is built
+    liger.load()  # here, since an import in a simulation leaves tensors
     prepared = prepare(recipe, "gpu")
     model, switches = prepared.model, {layer: layer in parts for layer in LAYERS}
     with simulated_gpu() as device, fake_tensors_are_computed(), torch.enable_grad():

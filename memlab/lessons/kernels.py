@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -113,7 +112,7 @@ def _kept(name: str, layers: int, kernels: Collection[str], checkpointing: bool,
         enable_checkpointing(model)
     switches = {layer: layer in kernels for layer in LAYERS}
     if kernels:
-        import_module("liger_kernel.ops")  # here, since an import in a simulation leaves tensors
+        liger.load()  # here, since an import in a simulation leaves tensors
     with ExitStack() as stack:
         device = stack.enter_context(simulated_gpu())
         stack.enter_context(fake_tensors_are_computed())
