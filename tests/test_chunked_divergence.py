@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -281,8 +282,18 @@ def test_in_place_write_to_what_the_teacher_gave_raises():
         ({"y": torch.zeros(4)}, TypeError, "y int64"),
         ({"h": torch.zeros(4, 3).long()}, TypeError, "floats"),
         ({"softcap": 0}, ValueError, "student: softcap=0"),
-        ({"softcap": float("inf")}, ValueError, "student: softcap=inf: give a finite positive"),
+        ({"softcap": float("inf")}, ValueError, "student: softcap=inf, .* softcap finite above 0"),
+        ({"softcap": "30"}, ValueError, "student: softcap='30'"),
+        ({"logit_scale": "2"}, ValueError, "student: .*logit_scale='2': give numbers"),
         ({"chunk": 0}, ValueError, "chunk=0"),
+        ({"chunk": "8"}, ValueError, "chunk='8'"),
+        ({"chunk": True}, ValueError, "chunk=True"),
+        ({"beta": "0.5"}, ValueError, "beta='0.5', .*give 0 to 1"),
+        ({"temperature": "1"}, ValueError, "temperature='1', .*above 0"),
+        ({"num_items_in_batch": -3}, ValueError, "num_items_in_batch=-3: give the labels"),
+        ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0: give the labels"),
+        ({"num_items_in_batch": "3"}, ValueError, "num_items_in_batch='3': give the labels"),
+        ({"num_items_in_batch": True}, ValueError, "num_items_in_batch=True: give the labels"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"beta": 1.1}, ValueError, "beta=1.1"),
         ({"temperature": 0}, ValueError, "temperature=0"),
@@ -315,6 +326,51 @@ def test_it_is_called_as_the_trainers_own():
     assert arguments.keys() | {"h", "w", "y"} == inspect.signature(gkd.divergence).parameters.keys()
     expected = gkd.divergence(h, w, y, **arguments)
     torch.testing.assert_close(divergence(h, w, y, **arguments), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf")])
+def test_rows_without_a_label_count_nothing_whatever_they_hold(junk, beta):
+    h, w, y, bias = inputs()
+    ignored, clean = (y == -100)[:, None], teacher_of()
+    spoilt = {**clean, "h": clean["h"].masked_fill(ignored, junk)}
+    options = {"beta": beta, "chunk": 8}
+    found = run(divergence, h.masked_fill(ignored, junk), w, y, bias, teacher=spoilt, **options)
+    assert_same(found, run(divergence, h, w, y, bias, teacher=clean, **options), 0)
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("function", [full_divergence, divergence])
+def test_words_that_are_never_said_count_nothing(function, beta):
+    h, w, y, bias = inputs()
+    few, whole = teacher_of(), teacher_of()
+    few = {**few, "w": few["w"][:20], "bias": few["bias"][:20]}
+    bias[20:] = whole["bias"][20:] = -float("inf")
+    value, dh, dw, db = run(function, h, w, y, bias, teacher=whole, beta=beta, chunk=8)
+    expected = run(function, h, w[:20], y, bias[:20], teacher=few, beta=beta, chunk=8)
+    assert_same([value, dh, dw[:20], db[:20]], expected, 1e-12)
+    assert not dw[20:].any()
+    assert not db[20:].any()
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("function", [full_divergence, divergence])
+def test_a_word_that_only_one_of_the_two_never_says(function, beta):
+    h, w, y, bias = inputs()
+    for silent in ("student", "teacher"):
+        teacher, own = teacher_of(), bias.clone()
+        (own if silent == "student" else teacher["bias"])[3] = -float("inf")
+        found = run(function, h, w, y, own, teacher=teacher, beta=beta, chunk=8)
+        assert all(x.isfinite().all() for x in found)
+        assert_same(found, run(direct, h, w, y, own, teacher=teacher, beta=beta), 1e-11)
+
+
+def test_numpy_integers_are_numbers():
+    h, w, y, _ = inputs()
+    teacher = teacher_of()
+    expected = divergence(h, w, y, teacher=teacher, chunk=8, num_items_in_batch=50)
+    options = {"chunk": np.int64(8), "num_items_in_batch": np.int64(50)}
+    assert divergence(h, w, y, teacher=teacher, **options) == expected
 
 
 # ---------------------------------------------------------------------------------------- memory

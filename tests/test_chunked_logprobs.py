@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -321,6 +322,10 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"h": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.long)}, ValueError, "y is empty"),
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
+        ({"chunk": True}, ValueError, "chunk=True"),
+        ({"chunk": "8"}, ValueError, "chunk='8'"),
+        ({"softcap": "30"}, ValueError, "softcap='30': give a finite positive number"),
+        ({"logit_scale": "2"}, TypeError, "logit_scale='2': give a number"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
         ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
@@ -339,6 +344,33 @@ def test_a_label_outside_the_vocabulary_raises():
 
 def test_before_and_after_take_the_same_arguments():
     assert inspect.signature(full_token_logprobs) == inspect.signature(token_logprobs)
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf")])
+def test_rows_without_a_label_count_nothing_whatever_they_hold(junk):
+    h, w, y, bias = inputs()
+    spoilt = h.masked_fill((y == -100)[:, None], junk)
+    found = run(weighted(token_logprobs, 8), spoilt, w, y, bias)
+    assert_same(found, run(weighted(token_logprobs, 8), h, w, y, bias), 0)
+
+
+def test_words_that_are_never_said_count_nothing():
+    h, w, y, bias = inputs()
+    y = y.where(y < 20, -100)
+    bias[20:] = -float("inf")
+    for function in (token_logprobs, full_token_logprobs):
+        value, dh, dw, db = run(weighted(function, 8), h, w, y, bias)
+        expected = run(weighted(function, 8), h, w[:20], y, bias[:20])
+        assert_same([value, dh, dw[:20], db[:20]], expected, 1e-12)
+        assert not dw[20:].any()
+        assert not db[20:].any()
+    found, expected = token_stats(h, w, y, bias=bias), token_stats(h, w[:20], y, bias=bias[:20])
+    assert_same(found, expected, 1e-12)
+
+
+def test_numpy_integers_are_a_chunk():
+    h, w, y, _ = inputs()
+    assert token_logprobs(h, w, y, chunk=np.int64(8)).equal(token_logprobs(h, w, y, chunk=8))
 
 
 # ---------------------------------------------------------------------------------------- memory

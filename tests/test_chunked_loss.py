@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -225,6 +226,13 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"chunk": 0}, ValueError, "chunk=0"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"chunk": True}, ValueError, "chunk=True"),
+        ({"chunk": "8"}, ValueError, "chunk='8'"),
+        ({"softcap": "30"}, ValueError, "softcap='30': give a finite positive number"),
+        ({"logit_scale": "2"}, TypeError, "logit_scale='2': give a number"),
+        ({"num_items_in_batch": -3}, ValueError, "num_items_in_batch=-3: give the labels"),
+        ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0: give the labels"),
+        ({"num_items_in_batch": "3"}, ValueError, "num_items_in_batch='3': give the labels"),
+        ({"num_items_in_batch": True}, ValueError, "num_items_in_batch=True: give the labels"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
         ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
@@ -245,6 +253,36 @@ def test_a_label_outside_the_vocabulary_raises():
 def test_before_and_after_take_the_same_arguments():
     before, after = map(inspect.signature, (cross_entropy, chunked_cross_entropy))
     assert before == after
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "dft"])
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf")])
+def test_rows_without_a_label_count_nothing_whatever_they_hold(junk, loss_type):
+    h, w, y, bias = inputs()
+    spoilt = h.masked_fill((y == -100)[:, None], junk)
+    options = {"chunk": 8, "loss_type": loss_type}
+    found = run(chunked_cross_entropy, spoilt, w, y, bias, **options)
+    assert_same(found, run(chunked_cross_entropy, h, w, y, bias, **options), 0)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, chunked_cross_entropy])
+def test_words_that_are_never_said_count_nothing(loss):
+    h, w, y, bias = inputs()
+    y = y.where(y < 20, -100)
+    bias[20:] = -float("inf")
+    value, dh, dw, db = run(loss, h, w, y, bias, chunk=8)
+    expected = run(loss, h, w[:20], y, bias[:20], chunk=8)
+    assert_same([value, dh, dw[:20], db[:20]], expected, 1e-12)
+    assert not dw[20:].any()
+    assert not db[20:].any()
+
+
+def test_numpy_integers_and_whole_floats_are_numbers():
+    h, w, y, _ = inputs()
+    expected = chunked_cross_entropy(h, w, y, chunk=8, num_items_in_batch=50)
+    for chunk, items in ((np.int64(8), np.int64(50)), (np.int32(8), 50.0)):
+        value = chunked_cross_entropy(h, w, y, chunk=chunk, num_items_in_batch=items)
+        assert value == expected
 
 
 # ---------------------------------------------------------------------------------------- memory

@@ -126,9 +126,55 @@ def test_promotes_to_at_least_fp32(beta, dtype):
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), float("-inf")])
 def test_rows_without_a_label_count_nothing_whatever_they_hold(junk, beta):
     ignored = (LABELS == -100)[:, None]
-    spoilt = [row.detach().masked_fill(ignored, junk) for row in logits()]
+    clean = logits()
+    spoilt = [row.detach().masked_fill(ignored, junk).requires_grad_() for row in clean]
     value = generalized_jsd(*spoilt, LABELS, beta=beta)
-    torch.testing.assert_close(value, generalized_jsd(*logits(), LABELS, beta=beta))
+    expected = generalized_jsd(*clean, LABELS, beta=beta)
+    torch.testing.assert_close(value, expected)
+    grads = torch.autograd.grad(value, spoilt)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected, clean))
+    assert not any(grad[ignored[:, 0]].any() for grad in grads)
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_words_that_are_never_said_count_nothing(dtype, beta):
+    """0 log 0 is 0: as if those words were not in the vocabulary."""
+    words = torch.tensor([False, True, False, False, False, True])
+    clean = logits(dtype)
+    expected = generalized_jsd(*(row[:, ~words] for row in clean), LABELS, beta=beta)
+    silent = [row.detach().masked_fill(words, -math.inf).requires_grad_() for row in clean]
+    value = generalized_jsd(*silent, LABELS, beta=beta)
+    torch.testing.assert_close(value, expected)
+    grads = torch.autograd.grad(value, silent)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected, clean))
+
+
+@pytest.mark.parametrize("silent", ["student", "teacher"])
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+def test_a_word_that_one_of_the_two_never_says(beta, silent):
+    word = torch.tensor([False, True, False, False, False, False])
+    clean, almost, never = logits(), logits(), logits()
+    which = ("student", "teacher").index(silent)
+    almost[which] = clean[which].detach().masked_fill(word, -700.0).requires_grad_()
+    never[which] = clean[which].detach().masked_fill(word, -math.inf).requires_grad_()
+    value = generalized_jsd(*never, LABELS, beta=beta)
+    grads = torch.autograd.grad(value, never)
+    assert value.isfinite()
+    assert all(grad.isfinite().all() for grad in grads)
+    if beta == (0, 1)[which]:  # the other one says it: the true value is infinite
+        assert value > 1e27
+        return
+    limit = generalized_jsd(*almost, LABELS, beta=beta)
+    torch.testing.assert_close(value, limit)
+    torch.testing.assert_close(grads, torch.autograd.grad(limit, almost))
+
+
+def test_a_row_without_any_finite_logit_stays_to_be_seen():
+    student, teacher = logits()
+    for junk in (-math.inf, math.nan, math.inf):
+        spoilt = teacher.detach().index_fill(0, torch.tensor(0), junk)
+        assert generalized_jsd(student, spoilt, LABELS).isnan()
 
 
 def test_bad_input():
@@ -140,6 +186,8 @@ def test_bad_input():
         generalized_jsd(student, teacher, LABELS, beta="half")
     with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
         generalized_jsd(student, teacher, LABELS, temperature=0)
+    with pytest.raises(ValueError, match=r"num_items must be at least 0, .* not -4"):
+        generalized_jsd(student, teacher, LABELS, -4)
     with pytest.raises(ValueError, match=r"student and teacher .*\(N, V\).*\(7, 6\), \(7, 5\)"):
         generalized_jsd(student, teacher[:, :5], LABELS)
     with pytest.raises(ValueError, match=r"labels must have the shape \(7,\), not \(2,\)"):

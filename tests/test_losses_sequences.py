@@ -49,7 +49,22 @@ def test_divides_by_the_items_of_the_step():
     assert divided(total, None, 4) == divided(total, 4, 2) == 3
     assert divided(total, None, torch.tensor(4)) == divided(total, torch.tensor(4), 2) == 3
     assert divided(total, 1, 2) == divided(total, torch.tensor(1), 2) == 12
-    assert divided(total * 0, 0, 2) == divided(total * 0, torch.tensor(0), 2) == 0
+    assert divided(total, np.int64(4), 2) == divided(total, 4.0, 2) == 3
+    assert divided(total * 0, 0, 0) == divided(total * 0, 0, torch.tensor(0)) == 0
+    assert divided(total * 0, None, 0) == divided(total * 0, torch.tensor(0), 2) == 0
+
+
+def test_bad_items_of_the_step():
+    total = torch.tensor(12.0)
+    for items in (-3, np.int64(-3), -0.5, float("nan")):
+        with pytest.raises(ValueError, match=f"num_pairs must be at least 0, .* not .*{items}"):
+            divided(total, items, 4, "num_pairs")
+    for here in (4, torch.tensor(4)):
+        with pytest.raises(ValueError, match=r"num_items must be .*, 0 where it has none .* not 0"):
+            divided(total, 0, here)
+    for items in ("4", True):
+        with pytest.raises(TypeError, match=f"num_items must be a number .* not {items!r}"):
+            divided(total, items, 4)
 
 
 def test_bad_tensors():

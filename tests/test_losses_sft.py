@@ -89,3 +89,16 @@ def test_bad_input(loss):
         loss(logits(), LABELS.int())
     with pytest.raises(TypeError, match="floats"):
         loss(torch.zeros(7, 6, dtype=torch.long), LABELS)
+
+
+@pytest.mark.parametrize("loss", [nll, dft])
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+def test_rows_without_a_label_count_nothing_whatever_they_hold(loss, junk):
+    ignored = LABELS == -100
+    clean = logits()
+    spoilt = clean.detach().masked_fill(ignored[:, None], junk).requires_grad_()
+    value, expected = loss(spoilt, LABELS), loss(clean, LABELS)
+    torch.testing.assert_close(value, expected)
+    (grad,) = torch.autograd.grad(value, spoilt)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, clean)[0])
+    assert not grad[ignored].any()

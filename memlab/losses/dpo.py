@@ -64,7 +64,7 @@ def dpo(
             losses = kept + flipped
         else:
             losses = (kept - flipped) / (1 - 2 * label_smoothing)
-    return divided(losses.sum(), num_pairs, len(losses))
+    return divided(losses.sum(), num_pairs, len(losses), "num_pairs")
 
 
 def _check(loss_type: str, beta: float, label_smoothing: float) -> None:

@@ -25,15 +25,18 @@ def generalized_jsd(
     beta 0 is KL(P || Q), as in plain distillation, beta 1 is KL(Q || P), which seeks modes.
 
     student, teacher (N, V): logits (or log-probabilities), both divided by `temperature`; labels
-    (N,) int64 already shifted, of which only -100, no loss, matters; `num_items` of the whole step,
-    None counts these labels. The value has at least fp32; without a valid label it is 0, connected.
+    (N,) int64 already shifted, of which only -100, no loss, matters: those rows add nothing to the
+    value and the gradient, whatever they hold. A word of logit -inf is one that is never said, and
+    counts as 1e30 below the row's best: 0 log 0 is 0. `num_items` of the whole step, None counts
+    these labels. The value has at least fp32; without a valid label it is 0, connected.
     Raises ValueError for other shapes, vocabularies or switches, TypeError for other dtypes.
     """
     number("beta", beta, lambda b: 0 <= b <= 1, "between 0 and 1")
     number("temperature", temperature, lambda t: t > 0, "above 0")
     student, teacher = floats("(N, V)", student=student, teacher=teacher)
     integers("labels", labels, student[:, 0], only=torch.int64)
-    q, p = (student / temperature).log_softmax(-1), (teacher / temperature).log_softmax(-1)
+    keep = labels != IGNORED
+    q, p = (_log_softmax(logits / temperature, keep) for logits in (student, teacher))
     if beta == 0:
         rows = _kl(p, q)
     elif beta == 1:
@@ -41,8 +44,14 @@ def generalized_jsd(
     else:
         m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
         rows = beta * _kl(p, m) + (1 - beta) * _kl(q, m)
-    keep = labels != IGNORED
     return divided(torch.where(keep, rows, 0.0).sum(), num_items, keep.sum())
+
+
+def _log_softmax(x: Tensor, keep: Tensor) -> Tensor:  # (N, V) that is overwritten, (N,) -> (N, V)
+    with torch.no_grad():  # what changes gets no gradient anyway
+        x.masked_fill_(~keep[:, None], 0.0)
+        x.clamp_(min=x.amax(-1, keepdim=True) - 1e30)
+    return x.log_softmax(-1)
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:  # log-probabilities (N, V), (N, V) -> KL(p || q), (N,)

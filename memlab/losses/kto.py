@@ -57,4 +57,4 @@ def kto(
     gain = beta * (logps - ref_logps - kl)
     lost = torch.sigmoid(torch.where(desirable, -gain, gain))  # sigmoid(-u) = 1 - sigmoid(u)
     losses = torch.where(desirable, desirable_weight * lost, undesirable_weight * lost)
-    return divided(losses.sum(), num_rows, len(losses))
+    return divided(losses.sum(), num_rows, len(losses), "num_rows")

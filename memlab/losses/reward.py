@@ -32,4 +32,4 @@ def bradley_terry(
         wanted = "at least 0, or None"
         number("center_rewards_coefficient", center_rewards_coefficient, lambda c: c >= 0, wanted)
         losses = losses + center_rewards_coefficient * (chosen + rejected) ** 2
-    return divided(losses.sum(), num_pairs, len(losses))
+    return divided(losses.sum(), num_pairs, len(losses), "num_pairs")

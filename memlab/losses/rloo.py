@@ -72,4 +72,4 @@ def rloo(
         "(B,)", logps=logps, old_logps=old_logps, advantages=advantages
     )
     gains = clipped(logps - old_logps, advantages, epsilon, epsilon_high)
-    return divided(-gains.sum(), num_sequences, len(gains))
+    return divided(-gains.sum(), num_sequences, len(gains), "num_sequences")

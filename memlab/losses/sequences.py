@@ -8,6 +8,8 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
+_COUNTED = "at least 0, those of the whole step, 0 where it has none (or None: these)"
+
 
 def sequence_logps(logps: Tensor, mask: Tensor) -> Tensor:
     """log p(y | x) of each sequence: the sum of its tokens' log-probabilities where `mask` says so.
@@ -55,10 +57,22 @@ def integers(name: str, tensor: Tensor, like: Tensor, only: torch.dtype | None =
     return tensor
 
 
-def divided(total: Tensor, num_items: int | Tensor | None, here: int | Tensor) -> Tensor:
-    """`total` / the items of the whole step (None: those `here`); without any item 0, not 0 / 0."""
+def divided(
+    total: Tensor,
+    num_items: int | Tensor | None,
+    here: int | Tensor,
+    name: str = "num_items",
+) -> Tensor:
+    """`total` / the items of the whole step (None: those `here`); without any item 0, not 0 / 0.
+
+    Raises TypeError for a `num_items` that is no number, ValueError for one below 0, and for 0
+    where there are items here. A tensor's value is not looked at: that would wait for its device.
+    """
     items = here if num_items is None else num_items
-    return total / (items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
+    if isinstance(items, Tensor):
+        return total / items.clamp(min=1)
+    number(name, items, lambda n: n > 0 or (n == 0 and not here), _COUNTED)
+    return total / max(items, 1)
 
 
 def number(name: str, value: object, allowed: Callable[[float], bool], wanted: str) -> None:

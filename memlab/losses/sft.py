@@ -17,7 +17,8 @@ def nll(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -
     """Negative log-likelihood: sum over valid labels of -log p(label), / `num_items`.
 
     logits (N, V), labels (N,) int64 already shifted; `num_items` None counts these labels. The
-    value has at least fp32; without a valid label it is 0, connected to the logits.
+    value has at least fp32; without a valid label it is 0, connected to the logits. Rows of -100
+    add nothing to it and to the gradient, whatever they hold.
     Raises ValueError for other shapes or no label at all, TypeError for other dtypes.
     """
     total = -_logprobs(logits, labels).sum()
@@ -48,4 +49,5 @@ def _logprobs(logits: Tensor, labels: Tensor) -> Tensor:  # (N, V), (N,) -> (N,)
             f"logits must be floats and labels int64, not {logits.dtype}, {labels.dtype}"
         )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = torch.where((labels != IGNORED)[:, None], wide, 0.0)
     return -F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="none")

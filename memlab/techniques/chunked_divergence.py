@@ -1,21 +1,19 @@
 """Chunked divergence of two models' words: the loss of distillation, without their logits.
 
-Computes  the generalized JSD of teacher and student over the rows whose label is not -100, divided
-          by the labels of the whole step (beta 0: KL(teacher || student), 1: the other way round)
+Computes  the mean of the generalized JSD over a step's labels (beta 0: KL(teacher || student))
 Without   both (N, V) of logits: C rows at a time, 2**24 logits of them in fp32; -100 rows never
 Memory    kept for backward, bf16, H = 2*(N+V)*D of both models: 24*N*V + H -> H + 8*n
           (n rows are labelled). Peak above H, y, dh, dw, with X = 4*C*V + 36*min(C*V, 2**24):
           40*N*V -> max(X, 2*V*D) + 2*V*D + 2*C*D + 8*n, dw being summed in fp32 (n <= C or a frozen
           head: X + 2*C*D + 8*n); 36 is 20 where beta is 0 or 1; 40 and 24 with a softcap
-Use       loss = divergence(h, w, y, teacher={"h": h_t, "w": w_t}, num_items_in_batch=items)
-          loss.backward()  # gradients of the student's h, w, bias only
+Use       divergence(h, w, y, teacher={"h": h_t, "w": w_t}).backward()  # only of h, w, bias
 Price     both logits products run once more, in backward: six products, full logits take four
 Source    Agarwal et al. 2023 (arXiv 2306.13649), eq. 1; Chen et al. 2016, Sublinear Memory Cost
-Unlike    TRL's generalized_jsd_loss: takes hidden states, of widths that may differ, and dw is
-          summed in fp32, without a copy of a head. Apache-2.0; torch 2.11 to 2.13
+Unlike    TRL's: takes hidden states of any widths, sums dw in fp32. Apache-2.0; torch 2.11 to 2.13
 """
 
 import math
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -30,20 +28,17 @@ def _logits(h, w, bias) -> Tensor:  # (C, D), (V, D), (V,) -> (C, V), in the hea
 def _log_softmax(z, scale, softcap) -> Tensor:  # (S, V) -> (S, V), at least fp32
     x = z.to(torch.promote_types(z.dtype, torch.float32)) * scale
     x = x if softcap is None else (x / softcap).tanh() * softcap
+    x.detach().clamp_(min=x.detach().amax(1, keepdim=True) - 1e30)  # -inf: 0 * log(0) is 0
     return x.log_softmax(1)
-
-
-def _kl(p, q) -> Tensor:  # log-probabilities (S, V), (S, V) -> KL(p || q), (S,)
-    return (p.exp() * (p - q)).sum(1)
 
 
 def _of_logits(z, z_teacher, student, teacher, beta) -> Tensor:  # (S, V), (S, V) -> (S,)
     q, p = _log_softmax(z, *student), _log_softmax(z_teacher, *teacher)
-    p = p if beta == 1 else p.clamp_(min=-3e38)  # 0 * log(0) is 0, -inf would make it NaN
     if beta in (0, 1):
-        return _kl(p, q) if beta == 0 else _kl(q, p)
+        p, q = (p, q) if beta == 0 else (q, p)
+        return (p.exp() * (p - q)).sum(1)
     m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
-    return beta * _kl(p, m) + (1 - beta) * _kl(q, m)
+    return beta * (p.exp() * (p - m)).sum(1) + (1 - beta) * (q.exp() * (q - m)).sum(1)
 
 
 def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's dtype
@@ -97,7 +92,6 @@ class _ByChunks(torch.autograd.Function):
 
 
 def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
-    """The tensors of a head, and the options of its logits divided by the temperature."""
     if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or not len(y):
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
         raise ValueError(f"{who}: h, w, y must be (N, D), (V, D), (N,), N above 0, not {shapes}")
@@ -105,14 +99,15 @@ def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
         raise ValueError(f"{who}: bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"{who}: softcap={softcap}: give a finite positive number, or None")
+    capped = softcap is None or (isinstance(softcap, Real) and 0 < float(softcap) < math.inf)
+    if not capped or not isinstance(logit_scale, Real):
+        raise ValueError(f"{who}: {softcap=}, {logit_scale=}: give numbers, softcap finite above 0")
     return (h, w, bias), (logit_scale / temperature, softcap and softcap / temperature)
 
 
 def _heads(h, w, y, head, teacher, beta, temperature, chunk):
-    """The tensors of student and teacher, and what `_of_logits` takes besides logits."""
-    if not (0 <= beta <= 1 and temperature > 0 and type(chunk) is int and chunk > 0):
+    kinds = all(map(isinstance, (beta, temperature, chunk), (Real, Real, Integral)))
+    if not kinds or not (0 <= beta <= 1 and temperature > 0 and chunk > 0) or chunk is True:
         raise ValueError(f"{beta=}, {temperature=}, {chunk=}: give 0 to 1, above 0, an int above 0")
     student, of_student = _head("student", y, temperature, h, w, **head)
     other, of_teacher = _head("teacher", y, temperature, **teacher)
@@ -123,7 +118,12 @@ def _heads(h, w, y, head, teacher, beta, temperature, chunk):
 
 def _divided(total, y, items) -> Tensor:
     items = (y != -100).sum() if items is None else items
-    return total / (items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
+    if isinstance(items, Tensor):
+        return total / items.clamp(min=1)
+    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
+    if wrong or (items == 0 and (y != -100).any()):
+        raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
+    return total / max(float(items), 1.0)
 
 
 def divergence(
@@ -136,7 +136,7 @@ def divergence(
     these names, its D may differ. y (N,) int64: only -100 matters. ValueError: shapes, values.
     """
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
-    sizes = (chunk, max(1, WIDE // len(w)))
+    sizes = int(chunk), max(1, WIDE // len(w))
     total = _ByChunks.apply(*student, (y != -100).nonzero()[:, 0], *other, *sizes, options)
     return _divided(total, y, num_items_in_batch)
 

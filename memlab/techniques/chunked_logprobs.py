@@ -15,6 +15,8 @@ Unlike    TRL's: plain torch, a chunk's logits stay in the head's dtype, and h g
           an fp32 head under bf16 hidden states is never copied. Apache-2.0; torch 2.11 to 2.13
 """
 
+from numbers import Integral, Real
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,7 +93,7 @@ class _ByChunks(torch.autograd.Function):
         return dh, dw, None, db, None, None, None, None, None
 
 
-def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, softcap: float | None, chunk: int):
+def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap, chunk) -> None:
     if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
         raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
@@ -101,16 +103,19 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, softcap: float 
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
     if len(y) == 0:
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
-    if type(chunk) is not int or chunk < 1:
+    if type(chunk) is bool or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap={softcap}: give a finite positive number, or None for no cap")
+    if not isinstance(scale, Real):
+        raise TypeError(f"logit_scale={scale!r}: give a number, 1.0 for no scale")
+    capped = isinstance(softcap, Real) and 0 < float(softcap) < float("inf")
+    if softcap is not None and not capped:
+        raise ValueError(f"softcap={softcap!r}: give a finite positive number, or None for no cap")
 
 
 def _by_chunks(h, w, y, bias, scale, softcap, chunk, *, stats) -> tuple[Tensor, ...]:
-    _check(h, w, y, bias, softcap, chunk)
+    _check(h, w, y, bias, scale, softcap, chunk)
     rows = (y != -100).nonzero()[:, 0]
-    return _ByChunks.apply(h, w, y, bias, rows, chunk, scale, softcap, stats)
+    return _ByChunks.apply(h, w, y, bias, rows, int(chunk), scale, softcap, stats)
 
 
 def token_logprobs(
@@ -139,5 +144,5 @@ def full_token_logprobs(
     h: Tensor, w: Tensor, y: Tensor, *, bias=None, logit_scale=1.0, softcap=None, chunk=1024
 ) -> Tensor:
     """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
-    _check(h, w, y, bias, softcap, chunk)
+    _check(h, w, y, bias, logit_scale, softcap, chunk)
     return _of_logits(_logits(h, w, bias), y, logit_scale, softcap)[0]

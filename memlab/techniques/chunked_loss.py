@@ -14,6 +14,8 @@ Unlike    TRL's fused head: plain torch, chunks of rows only, and h goes to the 
           that an fp32 head under bf16 hidden states is never copied. Apache-2.0; torch 2.11 to 2.13
 """
 
+from numbers import Integral, Real
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -82,7 +84,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return dh, dw, None, db, None, None, None, None
 
 
-def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, softcap: float | None):
+def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap, chunk) -> None:
     if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
         raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
@@ -92,19 +94,30 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
     if len(y) == 0:
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
-    if type(chunk) is not int or chunk < 1:
+    if type(chunk) is bool or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap={softcap}: give a finite positive number, or None for no cap")
+    if not isinstance(scale, Real):
+        raise TypeError(f"logit_scale={scale!r}: give a number, 1.0 for no scale")
+    capped = isinstance(softcap, Real) and 0 < float(softcap) < float("inf")
+    if softcap is not None and not capped:
+        raise ValueError(f"softcap={softcap!r}: give a finite positive number, or None for no cap")
 
 
 def token_loss(logp: Tensor, y: Tensor, *, loss_type="nll", num_items_in_batch=None) -> Tensor:
-    """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step."""
+    """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step.
+
+    ValueError: a number of labels that can't be; a tensor is not read, one would wait for its card.
+    """
     if loss_type not in ("nll", "dft"):
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
-    count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    items = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
     total = (logp if loss_type == "nll" else logp * logp.detach().exp()).sum()
-    return -total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+    if isinstance(items, Tensor):
+        return -total / items.clamp(min=1)
+    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
+    if wrong or (items == 0 and (y != -100).any()):
+        raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
+    return -total / max(float(items), 1.0)
 
 
 def chunked_cross_entropy(
@@ -116,9 +129,9 @@ def chunked_cross_entropy(
     softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias). ValueError: shapes, y empty,
     chunk, softcap, loss_type. TypeError: dtypes.
     """
-    _check(h, w, y, bias, chunk, softcap)
+    _check(h, w, y, bias, logit_scale, softcap, chunk)
     rows = (y != -100).nonzero()[:, 0]
-    logp = _TokenLogprobs.apply(h, w, y, bias, rows, chunk, logit_scale, softcap)
+    logp = _TokenLogprobs.apply(h, w, y, bias, rows, int(chunk), logit_scale, softcap)
     return token_loss(logp, y, **loss)
 
 
@@ -126,6 +139,6 @@ def cross_entropy(
     h: Tensor, w: Tensor, y: Tensor, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None, **loss
 ) -> Tensor:
     """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
-    _check(h, w, y, bias, chunk, softcap)
+    _check(h, w, y, bias, logit_scale, softcap, chunk)
     z = _logits(h, w, bias, logit_scale, softcap)
     return token_loss(-F.cross_entropy(z, y, reduction="none"), y, **loss)
