@@ -4,8 +4,9 @@ python tests/execute.py [NOTEBOOK ...] [--device auto|simulated|cuda] [--warm]
 
 papermill runs each notebook, which stays as it was where a cell fails. Then all that would not open
 elsewhere goes: widgets' states and views (their pictures and tables stay), papermill's records and
-anything on stderr. The first cell says how long Run All took, and on which device: with an empty
-cache, as for a new user, unless --warm keeps the cache for a quick look.
+anything on stderr. What a slow cell printed in pieces is one output. The first cell says how long
+Run All took, and on which device: with an empty cache, as for a new user, unless --warm keeps the
+cache for a quick look.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def execute(path: Path, device: str = "auto") -> float:
             kernel_name="python3",
             cwd=path.parent,
             progress_bar=False,
+            coalesce_streams=True,  # nbclient's: one output a stream, however slowly it comes
         )
         seconds = time.monotonic() - start
         notebook = cleaned(json.loads(done.read_text(encoding="utf-8")), seconds, _name(device))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -216,15 +217,31 @@ def test_the_price_of_any_two_readings_knows_noise(
     assert step_price(timed(before), timed(after)) == said
 
 
-@pytest.mark.parametrize("lesson", ["02", "03", "04", "05"])
-def test_lessons_name_the_noise_before_they_print_a_price(lesson: str) -> None:
+def lesson_cells(lesson: str) -> list[tuple[str, str]]:
+    """Source and printed text of each cell of a lesson."""
     (path,) = recordings_folder().parent.glob(f"{lesson}_*.ipynb")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells]
-    first = next(i for i, source in enumerate(sources) if "price:+.0%}" in source)
-    text = sources[first - 1].split("### The price")[1]
+    printed = ["".join("".join(o.get("text", "")) for o in c.get("outputs", ())) for c in cells]
+    return [("".join(c["source"]), said) for c, said in zip(cells, printed, strict=True)]
+
+
+@pytest.mark.parametrize("lesson", ["02", "03", "04", "05", "06", "07", "13"])
+def test_lessons_name_the_noise_before_they_print_a_price(lesson: str) -> None:
+    sources = [source for source, _ in lesson_cells(lesson)]
+    assert not [source for source in sources if ".price" in source]  # the bare ratio
+    priced = [i for i, source in enumerate(sources) if "step_price(c.before, c.after)" in source]
+    text = sources[priced[0] - 1].split("### The price")[1]
     assert f"less than {SHORT_MS:.0f} ms" in text
     assert f"less than {NOISE:.0%}".replace("%", " %") in text
+
+
+@pytest.mark.parametrize("lesson", ["02", "03", "04", "05", "06", "07", "13"])
+def test_the_price_of_a_lessons_row_is_that_over_everything_off(lesson: str) -> None:
+    (path,) = recordings_folder().parent.glob(f"{lesson}_*.ipynb")
+    text = path.read_text(encoding="utf-8")
+    printed = "".join(said for _, said in lesson_cells(lesson))
+    (said,) = re.findall(r"^price of .*, everything off: (.*)$", printed, re.MULTILINE)
+    assert f'"price": "{said}"' in text
 
 
 def test_a_recording_round_trips() -> None:
