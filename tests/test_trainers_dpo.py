@@ -219,6 +219,18 @@ def test_rows_that_are_no_pairs_are_refused() -> None:
         step_of(tiny(), [batch])
     with pytest.raises(ValueError, match="give chosen_input_ids and chosen_completion_mask"):
         padded([{"input_ids": [1], "labels": [1]}])
-    nothing = {"chosen_input_ids": [], "chosen_completion_mask": []}
-    with pytest.raises(ValueError, match="one of each a token"):
-        padded([nothing])
+    uneven = {"chosen_input_ids": [1, 2], "chosen_completion_mask": [1]}
+    with pytest.raises(ValueError, match=r"of row 0: one a token, not \(2,\) and \(1,\)"):
+        padded([uneven])
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+@pytest.mark.parametrize("ids", [[], [7, 8]])
+@pytest.mark.parametrize("collate", [pad_to_multiple.collate, padding_free.collate])
+def test_a_pair_without_an_answer_is_refused_by_its_row(side, ids, collate) -> None:
+    """Its 0 would be judged as a log-probability: a loss that is wrong and finite."""
+    rows = [{f"{s}_ids": [3, 4] for s in ("prompt", "chosen", "rejected")} for _ in range(3)]
+    rows[2] |= {"prompt_ids": ids, f"{side}_ids": []}
+    cut = truncate_dpo(rows, 8)
+    with pytest.raises(ValueError, match=f"{side}_completion_mask of row 2 has no 1: give a compl"):
+        dpo.collate_pairs(cut, collate)

@@ -137,10 +137,20 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 rows, not 1"):
         step_of(model, [padded(made[:1])])
     for label in (None, 1, 1.0, "yes", torch.tensor(1), torch.tensor([True, False])):
-        with pytest.raises(ValueError, match=f"label={re.escape(repr(label))} of a row"):
+        with pytest.raises(ValueError, match=f"label={re.escape(repr(label))} of row 0"):
             padded([{**made[0], "label": label}])
     fit = [True, np.bool_(False), torch.tensor(True)]
     batch = padded([{**made[0], "label": label} for label in fit])
     assert batch["desirable"].tolist() == [True, False, True]
     with pytest.raises(ValueError, match="give KL_input_ids and KL_completion_mask"):
         padded([{name: made[0][name] for name in ("input_ids", "completion_mask", "label")}])
+
+
+def test_a_row_without_a_completion_is_refused_by_its_number() -> None:
+    """Its 0 would be judged as a log-probability: a loss that is wrong and finite."""
+    whole = [{"prompt_ids": [3, 4], "completion_ids": [5], "label": True} for _ in range(4)]
+    whole[3]["completion_ids"] = []
+    with pytest.raises(ValueError, match=r"^completion_mask of row 3 has no 1: give a completion"):
+        padded(truncate_kto(kto.mismatched(whole), 8))
+    short = truncate_kto(kto.mismatched([*whole[:3], {**whole[0], "prompt_ids": [3] * 8}]), 8)
+    assert len(padded(short)["desirable"]) == 3  # what truncation empties, it drops

@@ -82,8 +82,8 @@ def truncate_prompts(rows: Rows, max_length: int | None) -> list[dict]:
 
 
 def truncate_gkd(rows: Rows, max_length: int | None) -> list[dict]:
-    """The last tokens of `input_ids`, `labels` and masks stay. ValueError, as in TRL: a row left
-    without a prompt (labels that begin with -100), for GKD generates from it."""
+    """The last tokens of `input_ids`, `labels` and masks stay, and so does a row without a label.
+    ValueError, as in TRL: one without a prompt (-100) at its start, for GKD generates from it."""
     cut = _cut(rows, _part(max_length, "keep_end"), ("input_ids", "labels"))
     for i, row in enumerate(cut):
         if [*row["labels"][:1]] != [IGNORE]:

@@ -28,21 +28,26 @@ Row = Mapping[str, Any]
 Collate = Callable[[Sequence[Row]], Batch]
 
 
-def labelled(row: Row, prefix: str = "") -> dict[str, Tensor]:
-    """`input_ids` and `labels` (T,) of `{prefix}input_ids` and `{prefix}completion_mask`.
+def labelled(rows: Sequence[Row], prefix: str = "") -> list[dict[str, Tensor]]:
+    """`input_ids` and `labels` (T,) of `{prefix}input_ids` and `{prefix}completion_mask`, each row.
 
     The label of a token of the prompt is -100. Raises ValueError for missing columns, unequal
-    lengths or no token: laid end to end, such a row would leave no trace.
+    lengths or no token of a completion: without labels a row of SFT or GKD adds nothing to the
+    loss, but here its 0 would be judged as if it were log p(completion). (TRL lets it.)
     """
-    names = f"{prefix}input_ids", f"{prefix}completion_mask"
-    if not row.keys() >= {*names}:
-        raise ValueError(f"columns of a row are {sorted(row)}; give {' and '.join(names)}")
-    ids = torch.as_tensor(row[names[0]], dtype=torch.int64)
-    mask = torch.as_tensor(row[names[1]], dtype=torch.bool)
-    if ids.ndim != 1 or ids.shape != mask.shape or len(ids) == 0:
-        shapes = f"{tuple(ids.shape)} and {tuple(mask.shape)}"
-        raise ValueError(f"{names[0]} and {names[1]}: one of each a token, not {shapes}")
-    return {"input_ids": ids, "labels": ids.masked_fill(~mask, IGNORED)}
+    names, made = (f"{prefix}input_ids", f"{prefix}completion_mask"), []
+    for i, row in enumerate(rows):
+        if not row.keys() >= {*names}:
+            raise ValueError(f"columns of row {i} are {sorted(row)}; give {' and '.join(names)}")
+        ids = torch.as_tensor(row[names[0]], dtype=torch.int64)
+        mask = torch.as_tensor(row[names[1]], dtype=torch.bool)
+        if ids.ndim != 1 or ids.shape != mask.shape:
+            shapes = f"{tuple(ids.shape)} and {tuple(mask.shape)}"
+            raise ValueError(f"{' and '.join(names)} of row {i}: one a token, not {shapes}")
+        if not mask.any():
+            raise ValueError(f"{names[1]} of row {i} has no 1: give a completion, or drop the row")
+        made.append({"input_ids": ids, "labels": ids.masked_fill(~mask, IGNORED)})
+    return made
 
 
 def num_rows(batch: Batch) -> int:

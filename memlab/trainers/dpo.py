@@ -48,9 +48,10 @@ def collate_pairs(rows: Sequence[Row], collate: Collate) -> Batch:
     """A batch of rows as `techniques.truncation.truncate_dpo` gives them.
 
     `collate` is that of `techniques.pad_to_multiple` or, without padding, `padding_free`. Raises
-    ValueError for a row without `chosen_input_ids`, `chosen_completion_mask` or their `rejected_`.
+    ValueError for a row without `chosen_input_ids`, `chosen_completion_mask` or their `rejected_`,
+    or with an answer of no token.
     """
-    return collate([labelled(row, side) for side in ("chosen_", "rejected_") for row in rows])
+    return collate([*labelled(rows, "chosen_"), *labelled(rows, "rejected_")])
 
 
 def train(

@@ -28,16 +28,17 @@ def collate_pairs(rows: Sequence[Row], collate: Collate) -> Batch:
     ValueError for a row without `chosen_ids` or `rejected_ids`, for one that is empty, and for a
     margin in some rows only.
     """
-    batch = collate([_scored(row, name) for name in ("chosen_ids", "rejected_ids") for row in rows])
+    sides = "chosen_ids", "rejected_ids"
+    batch = collate([_scored(i, row, name) for name in sides for i, row in enumerate(rows)])
     margins = [row["margin"] for row in rows if "margin" in row]
     if margins and len(margins) < len(rows):
         raise ValueError(f"margin: in {len(margins)} rows of {len(rows)}; give it in each or none")
     return {**batch, "margin": torch.tensor(margins, dtype=torch.float32)} if margins else batch
 
 
-def _scored(row: Row, name: str) -> dict[str, Any]:
+def _scored(i: int, row: Row, name: str) -> dict[str, Any]:
     if name not in row or len(row[name]) == 0:
-        raise ValueError(f"columns of a row are {sorted(row)}; give {name}, at least one token")
+        raise ValueError(f"columns of row {i} are {sorted(row)}; give {name}, at least one token")
     return {"input_ids": row[name], "labels": row[name]}
 
 

@@ -32,21 +32,23 @@ def collate_rows(rows: Sequence[Row], collate: Collate) -> Batch:
 
     `collate` is that of `techniques.pad_to_multiple` or, without padding, `padding_free`; what it
     makes of the mismatched completions has names that begin with KL_. Raises ValueError for a row
-    without `label`, `input_ids`, `completion_mask` or their KL_, or with a label that is no bool.
+    without `label`, `input_ids`, `completion_mask` or their KL_, or with a label that is no bool or
+    a completion of no token.
     """
-    labels = [_desirable(row.get("label")) for row in rows]
-    mismatched_batch = collate([labelled(row, KL) for row in rows])
+    labels = [_desirable(i, row.get("label")) for i, row in enumerate(rows)]
+    batch = collate(labelled(rows))  # first: it names the row whose completion is wrong
+    mismatched_batch = collate(labelled(rows, KL))
     return {
-        **collate([labelled(row) for row in rows]),
+        **batch,
         **{f"{KL}{name}": column for name, column in mismatched_batch.items()},
         "desirable": torch.tensor(labels, dtype=torch.bool),
     }
 
 
-def _desirable(label: object) -> bool:
+def _desirable(i: int, label: object) -> bool:
     scalar = isinstance(label, Tensor) and label.dtype == torch.bool and label.ndim == 0
     if not scalar and not isinstance(label, (bool, np.bool_)):
-        raise ValueError(f"label={label!r} of a row: give True (desirable) or False, a bool")
+        raise ValueError(f"label={label!r} of row {i}: give True (desirable) or False, a bool")
     return bool(label)
 
 
