@@ -258,7 +258,7 @@ def test_bytes_are_those_of_the_header(mode, softcap, masked, n, v, d, chunk):
         (8192, 2048, True, False, {"frugal": True}, 700),
         (8192, 2048, True, False, {"frugal": True, "chunk": 1024}, 400),
         (8192, 2048, False, False, {}, 400),
-        (16_384, 1024, True, True, {}, 1200),
+        (16_384, 1024, True, True, {}, 1539),
     ],
 )
 def test_extra_bytes_of_the_benchmarks_shapes(n, d, trained, masked, options, most):

@@ -174,6 +174,8 @@ class _MadeInForward(torch.autograd.Function):
     @staticmethod
     @_alone
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, dft, wanted):
+        h_c = h[rows[:chunk]].to(w.dtype)
+        z = _raw(h_c, w, bias)  # before all else: the card has stood still until `rows` were counted
         y_n, make = _labels(w, y, rows), {"device": h.device}
         make["dtype"] = torch.promote_types(w.dtype, torch.float32)
         logp, weight = torch.empty(len(rows), **make), torch.ones(len(rows), **make)
@@ -183,8 +185,9 @@ class _MadeInForward(torch.autograd.Function):
         db = torch.zeros(len(w), **make) if for_b else None
         for first in range(0, len(rows), chunk):
             here = slice(first, first + chunk)
-            h_c = h[rows[here]].to(w.dtype)
-            z = _raw(h_c, w, bias)
+            if first:
+                h_c = h[rows[here]].to(w.dtype)
+                z = _raw(h_c, w, bias)
             label, log_sum = _sums_of(z, y_n[here], 0, scale, softcap)
             torch.sub(label, log_sum, out=logp[here])
             if dft:
@@ -323,13 +326,15 @@ def fused_cross_entropy(
 ) -> Tensor:
     """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step.
 
-    Shapes and errors as above; `chunk` None: 3072 rows, 1024 with a frozen head, frugal 2048.
+    Shapes and errors as above; `chunk` None: 3072 rows, 4224 where D is at most 1024, 1024 with a
+    frozen head, frugal 2048.
     The logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
     """
     if loss_type not in ("nll", "dft"):
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
     if chunk is None:
-        chunk = 2048 if frugal else 3072 if w.requires_grad else 1024
+        trained = 3072 if w.shape[1] > 1024 else 4224  # as many bytes, with the fp32 gradient of w
+        chunk = 2048 if frugal else trained if w.requires_grad else 1024
     _check(h, w, y, bias, chunk, softcap)
     options = (y != -100).nonzero()[:, 0], chunk, logit_scale, softcap
     if frugal:

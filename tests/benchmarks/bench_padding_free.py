@@ -5,7 +5,9 @@
 Padding-free may take at most 1.03 times the padded step's time times useful / padded slots, and
 its activations at most 1.03 times its bytes times that share. `--padded-rows` cuts the padded side
 into micro-batches, where all its rows don't fit at once. One run measures all sides, in turns;
-flash-attn is a side of its own where it is installed. Prints a table, then one JSON line, as
+flash-attn is a side of its own where it is installed. `--control` adds the padded batch with random
+words and labels in place of its padding: as many slots, but none whose gradient is zero, and zeros
+cost a card less power, so that it multiplies them faster at its power limit. Prints a table, then one JSON line, as
 notebooks/measured/benchmarks.jsonl keeps them.
 """
 
@@ -31,6 +33,7 @@ from memlab.trainers import sft
 
 MODEL = "Qwen/Qwen3-1.7B"
 WARM_UP = 2  # repeats that don't count
+CONTROL = "padded, all labelled"
 
 
 def sides(recipe: Recipe, padded_rows: int, multiple: int | None = None) -> dict[str, Recipe]:
@@ -45,6 +48,15 @@ def sides(recipe: Recipe, padded_rows: int, multiple: int | None = None) -> dict
     if importlib.util.find_spec("flash_attn") is not None:
         found["padding-free, flash-attn"] = flat.replace(attn_implementation="flash_attention_2")
     return found
+
+
+def fill(prepared: Prepared) -> None:
+    """Put random words and labels in place of padding."""
+    for batch in (batch for step in prepared.steps for batch in step):
+        padding = batch["attention_mask"] == 0
+        words = torch.randint(prepared.vocab_size, padding.shape)
+        for column in ("input_ids", "labels"):
+            batch[column] = torch.where(padding, words, batch[column])
 
 
 class Side:
@@ -98,6 +110,7 @@ def main() -> None:
     parser.add_argument("--loss", default="nll", choices=tuple(HEAD_LOSSES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--control", action="store_true", help="no zeros in place of padding")
     options = parser.parse_args()
     recipe = Recipe.off(
         model=MODEL,
@@ -115,6 +128,9 @@ def main() -> None:
             recipe, options.padded_rows or options.rows, options.pad_to_multiple_of
         ).items()
     }
+    if options.control:
+        made[CONTROL] = (made["padded"][0], prepare(made["padded"][0], "cuda"))
+        fill(made[CONTROL][1])
     model = materialize(made["padded"][1].model, "cuda", init=True, seed=0)
     runs = {name: Side(side, prepared, model) for name, (side, prepared) in made.items()}
     losses = {}
