@@ -128,6 +128,20 @@ def test_what_is_no_whole_number_is_refused(rows, options):
         collate(rows, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pad_to_multiple_of": "8"}, "pad_to_multiple_of='8': give an int of 1 or more, or None"),
+        ({"pad_token_id": "0", "pad_to_multiple_of": 4}, "pad_token_id='0': give the id"),
+        ({"pad_token_id": None}, "pad_token_id=None: give the id"),
+    ],
+)
+def test_a_switch_that_is_no_int_is_named(options, says):
+    with pytest.raises(TypeError, match=says):
+        collate([row(1)], **options)
+    assert collate([row(1)], pad_to_multiple_of=np.int64(4), pad_token_id=np.int64(7))["max_seqlen"]
+
+
 def test_rows_may_come_one_by_one_and_in_numpy_s_integers():
     rows = [row(1, 2, 3, seq_lengths=np.array([1, 2])), row(4)]
     found = collate((one for one in rows), pad_to_multiple_of=np.int64(3))  # type: ignore[arg-type]

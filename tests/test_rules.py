@@ -94,6 +94,10 @@ def test_a_switch_of_some_trainers(switch: str, trainer: str) -> None:
         ),
         ({"use_liger_kernel": True, "loss_type": "dft"}, "give loss_type='nll'"),
         ({"fused_head": "fast", "loss_type": "nll"}, "keeps all logits: give loss_type='chunked_n"),
+        (
+            {"dtype": "float16", "optim": "adamw_torch"},
+            "dtype='float16': AdamW's eps of 1e-8 .* 0 / 0 .*; give one of 'bfloat16', 'float32'",
+        ),
         ({"fused_head": "quick"}, "unknown; give one of None, 'fast', 'frugal'"),
         (
             {"fused_head": "fast", "trainer": "dpo"},
@@ -121,10 +125,11 @@ def test_values_that_a_trainer_can_not_take(switches: dict[str, Any], says: str)
         ({"trainer": "dpo", "beta": "0.1"}, "beta='0.1': a str; give float or None"),
         ({"trainer": "dpo", "beta": True}, "beta=True: a bool; give float or None"),
         ({"trainer": "grpo", "num_generations": 2.0}, "a float; give int or None"),
-        ({"trainer": "gkd", "teacher_model": 3}, "teacher_model=3: a int; give str or None"),
-        ({"use_liger_kernel": 1}, "use_liger_kernel=1: a int; give bool"),
+        ({"trainer": "gkd", "teacher_model": 3}, "teacher_model=3: an int; give str or None"),
+        ({"use_liger_kernel": 1}, "use_liger_kernel=1: an int; give bool"),
         ({"fused_head": True}, "fused_head=True: a bool; give str or None"),
         ({"trainer": None}, "trainer=None: a NoneType; give str"),
+        ({"model": object()}, "model=<object.*>: an object; give str"),
     ],
 )
 def test_values_of_other_types(switches: dict[str, Any], says: str) -> None:

@@ -184,6 +184,22 @@ def test_a_loss_keeps_the_precision_of_its_model() -> None:
         assert loss.dtype == expected
 
 
+def test_float16_weights_need_an_eps_that_is_not_0_there() -> None:
+    """AdamW keeps its states in the weights' dtype: without the rule the second step is NaN."""
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, 7, 8]])}
+
+    def losses(eps: float, dtype: torch.dtype) -> list[float]:
+        model = trainer_cases.tiny().to(dtype)
+        options = {"head": head_parts(model), "head_loss": HEAD_LOSSES["nll"]}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, eps=eps, foreach=True)
+        return [x.item() for x in sft.train(model, optimizer, [[batch]] * 3, **options)]
+
+    with pytest.raises(ValueError, match=r"eps=1e-08 with weights of float16: .* bfloat16 or flo"):
+        losses(1e-8, torch.float16)
+    for eps, dtype in ((1e-4, torch.float16), (1e-8, torch.bfloat16)):
+        assert all(map(math.isfinite, losses(eps, dtype)))
+
+
 def test_a_tiny_model_learns_its_rows() -> None:
     model, batch = tiny(), [whole(rows())]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

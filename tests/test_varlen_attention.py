@@ -1,5 +1,6 @@
 """Attention of many documents in one row: equal to each alone, and refused where it can't be."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,6 +114,20 @@ def test_documents_that_do_not_add_up_are_refused(cu_seqlens, max_seqlen, window
     lengths = torch.tensor(cu_seqlens, dtype=torch.int32)
     with pytest.raises(ValueError, match=says):
         varlen_attention(*inputs(6), lengths, max_seqlen, window=window)
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, True])
+@pytest.mark.parametrize("name", ["max_seqlen", "window"])
+def test_a_length_that_is_no_int_is_refused(name, value):
+    lengths = torch.tensor([0, 3, 6], dtype=torch.int32)
+    with pytest.raises(TypeError, match=f"{name}={value!r}: give an int"):
+        varlen_attention(*inputs(6), lengths, **{"max_seqlen": 3, name: value})
+
+
+def test_numpy_integers_are_lengths():
+    lengths = torch.tensor([0, 3, 6], dtype=torch.int32)
+    found = varlen_attention(*inputs(6), lengths, np.int64(3), window=np.int32(2))
+    assert found.equal(varlen_attention(*inputs(6), lengths, 3, window=2))
 
 
 def test_a_document_of_no_token_changes_nothing():

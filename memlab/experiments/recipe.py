@@ -26,6 +26,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         "kernels-community/flash-attn2",
     ),
 }
+HALF = (  # TRL's fp16=True is another thing: its weights stay in fp32, and autocast computes
+    "AdamW's eps of 1e-8 is 0 in it, and so are the squares of small gradients: 0 / 0 is a NaN"
+)
 AT_LEAST = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1,
@@ -106,10 +109,13 @@ class Recipe:
                 raise ValueError(f"{name}={value}: give a finite number")
             if type(value) not in kind:  # exact: True is not a batch size
                 wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kind)
-                raise TypeError(f"{name}={value!r}: a {type(value).__name__}; give {wanted}")
+                found = type(value).__name__
+                article = "an" if found[0] in "aeiou" else "a"
+                raise TypeError(f"{name}={value!r}: {article} {found}; give {wanted}")
             if name in CHOICES and value not in CHOICES[name]:
                 known = ", ".join(map(repr, CHOICES[name]))
                 hint = self._flavour(str(value)) if name == "loss_type" else ""
+                hint = HALF if (name, value) == ("dtype", "float16") else hint
                 raise ValueError(f"{name}={value!r}: {hint or 'unknown'}; give one of {known}")
             if name in AT_LEAST and value is not None and value < AT_LEAST[name]:
                 least = AT_LEAST[name]

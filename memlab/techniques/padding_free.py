@@ -41,6 +41,8 @@ def collate(
     a multiple below 1; TypeError for what is no whole number.
     """
     rows, multiple = list(rows), _multiple(pad_to_multiple_of)
+    if not hasattr(pad_token_id, "__index__"):
+        raise TypeError(f"pad_token_id={pad_token_id!r}: give the id of a token, an int")
     documents = [n for i, row in enumerate(rows) for n in _documents(i, row) if n]
     tokens = sum(documents)
     if not tokens:

@@ -40,6 +40,9 @@ def varlen_attention(
     where the values of cu_seqlens are at hand (a card's would have to be waited for), for documents
     that don't add up to N tokens or are longer than max_seqlen.
     """
+    for name, value in (("max_seqlen", max_seqlen), ("window", window)):
+        if value is not None and (type(value) is bool or not hasattr(value, "__index__")):
+            raise TypeError(f"{name}={value!r}: give an int")
     if window is not None and window < 1:
         raise ValueError(f"window={window}: give 1 (the token alone) or more, or None")
     if q.device.type not in CARDS:

@@ -42,7 +42,9 @@ def run(
     `ready(batch)` gives the model's arguments and the targets of a micro-batch, on the device, and
     may run a reference model; `loss_of(arguments, targets, whole)` is its part of the step's loss.
     `phase` names the parts of a step to whoever measures them: forward, backward, optimizer.
+    Raises ValueError for float16 weights with an optimizer whose eps is 0 in float16.
     """
+    _check_half(optimizer)
     first = next(model.parameters())
     dtype = torch.promote_types(first.dtype, torch.float32)  # as the losses
     for micro_batches, whole in steps:
@@ -59,6 +61,18 @@ def run(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         yield step_loss
+
+
+def _check_half(optimizer: torch.optim.Optimizer) -> None:
+    """Adam keeps its states in the weights' dtype, and divides by sqrt(mean of g^2) + eps."""
+    for group in optimizer.param_groups:
+        half = any(p.dtype == torch.float16 for p in group["params"])
+        eps = group.get("eps")
+        if half and isinstance(eps, float) and torch.tensor(eps, dtype=torch.float16) == 0:
+            raise ValueError(
+                f"eps={eps} with weights of float16: it is 0 there, as are the squares of small "
+                "gradients: 0 / 0 is a NaN; give weights of bfloat16 or float32, or eps=1e-4"
+            )
 
 
 def padded_inputs(batch: Batch, device: torch.device) -> dict[str, Any]:
