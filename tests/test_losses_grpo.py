@@ -6,7 +6,7 @@ import pytest
 import torch
 from trl_losses import defaults, scored_rollouts, trainer, trl_class
 
-from memlab.losses.grpo import LOSS_TYPES, SCALES, group_advantages, grpo, k3
+from memlab.losses.grpo import LOSS_TYPES, PER_COMPLETION, SCALES, group_advantages, grpo, k3
 
 ADVANTAGES = torch.tensor([1.0, -0.5, 0.3, -1.2, 0.0, 2.0], dtype=torch.float64)
 MASK = (torch.arange(7) < torch.tensor([5, 1, 7, 3, 4, 6])[:, None]).long()
@@ -37,7 +37,7 @@ def loss_of(batch, where=slice(None), items=None, advantages=ADVANTAGES, **switc
 
 
 def items_of(loss_type):
-    return len(MASK) if loss_type in ("grpo", "dr_grpo") else int(MASK.sum())
+    return len(MASK) if loss_type in PER_COMPLETION else int(MASK.sum())
 
 
 def test_worked_values():
@@ -51,6 +51,16 @@ def test_worked_values():
     assert value("dapo") == value("bnpo") == pytest.approx((-6 + 5) / 4)
     assert value("dr_grpo") == pytest.approx((-6 + 5) / 20)
     assert value("dr_grpo", limit=1) == pytest.approx((-6 + 5) / 2)
+    assert value("luspo") == pytest.approx((-6 + 5) / 2)
+
+
+def test_luspo_has_one_ratio_a_completion():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    ratios = torch.tensor([[1.0, 2.0, 1.0], [0.5, 0.5, 9.0]])  # of means 2 ** (1 / 3) and 0.5
+    options = {"loss_type": "luspo", "old_logps": torch.zeros(2, 3), "epsilon": 0.3}
+    found = grpo(ratios.log(), torch.tensor([2.0, -5.0]), mask, **options)
+    costs = -2.0 * 2 ** (1 / 3), 5.0 * 0.7  # the second is clipped
+    assert found.item() == pytest.approx((3 * costs[0] + 2 * costs[1]) / 2)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +127,7 @@ def test_equals_trl(loss_type, old, switches, dtype):
         epsilon_low=epsilon,
         epsilon_high=switches.get("epsilon_high", epsilon),
         max_completion_length=LIMIT,
+        importance_sampling_level="sequence" if loss_type == "luspo" else "token",
         _get_per_token_logps_and_entropies=lambda *_, **__: (logps, torch.zeros(6, 7), None),
     )
     theirs = cls._compute_loss(stub, None, inputs)
@@ -178,7 +189,7 @@ def test_what_the_mask_drops_counts_nothing(loss_type, junk):
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
 def test_no_token_is_a_connected_zero(loss_type, items):
     logps, *_ = tokens()
-    if items == 0 and loss_type in ("grpo", "dr_grpo"):
+    if items == 0 and loss_type in PER_COMPLETION:
         items = items + len(logps)  # completions, of which there are some
     value = grpo(
         *(logps, ADVANTAGES, MASK * 0, items), loss_type=loss_type, max_completion_length=LIMIT

@@ -16,9 +16,12 @@ from online_cases import (
 )
 from trainer_cases import chunked, full, losses_and_norms, tiny, with_lora
 
+from memlab.losses.grpo import LOSS_TYPES
 from memlab.models.head import head_parts
 from memlab.trainers import grpo, rloo
 from memlab.trainers.reference import frozen_copy
+
+LIMIT = 9  # max_completion_length
 
 
 def step_of(model, *, seed: int = 0, lr: float = 0.0, prompts=None, **options):
@@ -45,18 +48,25 @@ def by_hand(model, old, reference, made, loss_type: str, beta: float) -> float:
         with torch.no_grad():
             now, before, fixed = (direct_logps(m, row).tolist() for m in (model, old, reference))
         costs = []
+        drift = sum(now) / len(now) - sum(before) / len(before)
         for p, q, r in zip(now, before, fixed, strict=True):
-            rho = math.exp(p - q)
+            rho = math.exp(drift if loss_type == "luspo" else p - q)
             gain = min(rho * advantage, min(max(rho, 0.8), 1.2) * advantage)
             costs.append(-gain + beta * (math.exp(r - p) - (r - p) - 1))
         tokens += costs
         means.append(sum(costs) / len(costs))
-    return sum(tokens) / len(tokens) if loss_type == "dapo" else sum(means) / len(means)
+    return {
+        "dapo": sum(tokens) / len(tokens),
+        "bnpo": sum(tokens) / len(tokens),
+        "grpo": sum(means) / len(means),
+        "dr_grpo": sum(tokens) / (len(means) * LIMIT),
+        "luspo": sum(tokens) / len(means),
+    }[loss_type]
 
 
 @pytest.mark.parametrize(
     ("name", "loss_type"),
-    [("memlab/tiny", "dapo"), ("memlab/tiny", "grpo"), ("memlab/tiny-gemma2", "dapo")],
+    [*(("memlab/tiny", loss_type) for loss_type in LOSS_TYPES), ("memlab/tiny-gemma2", "dapo")],
 )
 def test_both_iterations_are_the_formula_of_transformers_logits(name: str, loss_type: str) -> None:
     model, reference = tiny(name), tiny(name, seed=5)
@@ -74,6 +84,7 @@ def test_both_iterations_are_the_formula_of_transformers_logits(name: str, loss_
         reference=frozen_copy(reference),
         beta=0.1,
         loss_type=loss_type,
+        max_completion_length=LIMIT,
     )
     assert next(losses).item() == pytest.approx(
         by_hand(old, old, reference, made, loss_type, 0.1), rel=1e-4
@@ -85,7 +96,7 @@ def test_both_iterations_are_the_formula_of_transformers_logits(name: str, loss_
     assert next(losses, None) is None
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo", "luspo"])
 def test_one_batch_equals_micro_batches_and_chunks(loss_type: str) -> None:
     options = {"loss_type": loss_type, "beta": 0.1, "num_iterations": 2, "lr": 0.5}
     if loss_type == "dr_grpo":

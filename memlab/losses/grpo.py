@@ -8,6 +8,9 @@ With rho = exp(log pi - log pi_old), a token of a completion with the advantage 
     dapo      sum of l / tokens                           Yu et al. 2025, arXiv 2503.14476
     bnpo      the same
     dr_grpo   sum of l / (B max_completion_length)        Liu et al. 2025, arXiv 2503.20783
+    luspo     sum of l / B                                Liu et al. 2026, arXiv 2602.05261
+luspo takes for rho, of every token, its completion's: exp(mean of log pi - log pi_old), which TRL
+does with importance_sampling_level="sequence" (Zheng et al. 2025, arXiv 2507.18071).
 In TRL dapo counts the whole step's tokens, bnpo each micro-batch's (a mean of means, and the only
 difference between them); here every denominator is the whole step's.
 """
@@ -17,7 +20,8 @@ from torch import Tensor
 
 from memlab.losses.sequences import choice, divided, floats, integers, number, whole
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+PER_COMPLETION = ("grpo", "dr_grpo", "luspo")  # the others divide by tokens
 SCALES = ("group", "batch", "none")
 ALONE = ": a group of 1 has nothing to compare with"
 TINY = 1e-4  # beside the standard deviation, as in TRL
@@ -68,7 +72,7 @@ def grpo(
 
     logps, old_logps, ref_logps (B, T) of the completions' tokens, advantages (B,), mask (B, T) of
     bools or ints 0 and 1: what stands outside it counts nothing, whatever it holds. `num_items` of
-    the whole step are completions for grpo and dr_grpo, tokens of the mask for bnpo and dapo; None
+    the whole step are completions for `PER_COMPLETION`, tokens of the mask for the others; None
     counts this call's. old_logps None: those of this very policy. The value has at least fp32.
     Raises ValueError or TypeError for other shapes, dtypes, switches or pairs of switches.
     """
@@ -85,16 +89,19 @@ def grpo(
     if len(advantages) != len(keep):
         raise ValueError(f"advantages must be one a completion, {len(keep)}, not {len(advantages)}")
     logps = tokens["logps"]
-    log_ratio = logps - tokens.get("old_logps", logps.detach())
+    lengths, log_ratio = keep.sum(1), logps - tokens.get("old_logps", logps.detach())
+    if loss_type == "luspo":
+        log_ratio = log_ratio.sum(1, keepdim=True) / lengths.clamp(min=1)[:, None]
     losses = -clipped(log_ratio, advantages[:, None], epsilon, epsilon_high)
     if beta:
         losses = losses + beta * k3(logps, tokens["ref_logps"])
-    sums, lengths = torch.where(keep, losses, 0.0).sum(1), keep.sum(1)
+    sums = torch.where(keep, losses, 0.0).sum(1)
     if loss_type == "grpo":
-        return divided((sums / lengths.clamp(min=1)).sum(), num_items, len(sums))
+        sums = sums / lengths.clamp(min=1)
     if loss_type == "dr_grpo":
-        return divided(sums.sum() / _limit(max_completion_length), num_items, len(sums))
-    return divided(sums.sum(), num_items, lengths.sum())
+        sums = sums / _limit(max_completion_length)
+    here = len(sums) if loss_type in PER_COMPLETION else lengths.sum()
+    return divided(sums.sum(), num_items, here)
 
 
 def clipped(

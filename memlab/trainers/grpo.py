@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlab.losses.grpo import ALONE, group_advantages, grpo
+from memlab.losses.grpo import ALONE, PER_COMPLETION, group_advantages, grpo
 from memlab.losses.sequences import number, whole
 from memlab.losses.sft import IGNORED
 from memlab.models.head import HeadParts
@@ -46,8 +46,6 @@ from memlab.trainers.online import (
 )
 from memlab.trainers.reference import check, evaluating, referring
 from memlab.trainers.rollouts import Roll
-
-PER_COMPLETION = ("grpo", "dr_grpo")  # the others divide by tokens
 
 
 def train(
