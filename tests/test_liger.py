@@ -275,3 +275,9 @@ def test_what_the_fused_head_does_not_compute_is_refused_by_name() -> None:
         liger.cross_entropy(h, w, y, logit_scale=0.5)
     with pytest.raises(ValueError, match="use_liger_kernel=True on 'cpu'"):
         liger.cross_entropy(h, w, y)
+    for items in (-3, 0, "3", True):
+        with pytest.raises(ValueError, match=f"num_items_in_batch={items!r}: give the labels of"):
+            liger.cross_entropy(h, w, y, num_items_in_batch=items)
+    for softcap in ("30", 0.0, -1):
+        with pytest.raises(ValueError, match=f"softcap={softcap!r}: give a positive number, or"):
+            liger.cross_entropy(h, w, y, softcap=softcap)

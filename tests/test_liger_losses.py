@@ -4,6 +4,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import test_trainers_dpo
 import test_trainers_gkd
@@ -183,6 +184,39 @@ def loss_of(name: str, labels: list[int] | None = None, **options: Any) -> Any:
     }
     loss = getattr(liger_losses, name)(h, w, y, **needed[name] | options)
     return loss, torch.autograd.grad(loss, (h, w)), (h, w, y, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "items"),
+    [
+        ("dpo", "num_pairs"),
+        ("kto", "num_rows"),
+        ("grpo", "num_items"),
+        ("jsd", "num_items_in_batch"),
+    ],
+)
+def test_a_number_that_can_not_be_is_named(name: str, items: str) -> None:
+    for value in (-3, "3", True):
+        refused(lambda value=value: loss_of(name, **{items: value}), f"{value!r} items in the step")
+    kinds = ("grpo", "dr_grpo") if name == "grpo" else (None,)
+    for kind in kinds:  # dapo counts tokens, of which a step may have none
+        options = {"loss_type": kind, "max_completion_length": 3} if kind else {}
+        refused(
+            lambda options=options: loss_of(name, **{items: 0}, **options), "0 items in the step"
+        )
+    extra = {"ref_logps": torch.zeros(4, 3)} if name == "grpo" else {}
+    refused(lambda: loss_of(name, beta="0.1", **extra), "beta='0.1': give ")
+
+
+def test_none_of_a_step_may_be_labels() -> None:
+    loss, grads, _ = loss_of("jsd", [-100] * 12, num_items_in_batch=0)
+    assert loss == 0
+    assert not any(grad.any() for grad in grads)
+
+
+def test_numpy_integers_are_numbers_of_items() -> None:
+    for name, items in (("dpo", "num_pairs"), ("grpo", "num_items")):
+        assert loss_of(name, **{items: np.int64(7)})[0] == loss_of(name, **{items: 7})[0]
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "hinge", "robust"])

@@ -95,22 +95,21 @@ def _rotating(kind: type[nn.Module], gemma: bool) -> Callable[..., Any]:
 
 
 def cross_entropy(
-    h: Tensor,  # (N, D)
-    w: Tensor,  # (V, D)
-    y: Tensor,  # (N,) int64, -100 where there is no loss
-    *,
-    bias: Tensor | None = None,  # (V,)
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    num_items_in_batch: int | Tensor | None = None,
-) -> Tensor:
+    h, w, y, *, bias=None, logit_scale=1.0, softcap=None, num_items_in_batch=None
+) -> Tensor:  # h (N, D), w (V, D), y (N,) int64, -100 where there is no loss, bias (V,)
     """Sum of -log p(label), / the labels of the step (None: these); fp32. ValueError as above."""
     if logit_scale != 1:
-        raise _refusal(f"with logit_scale={logit_scale}", "a model without one")
+        raise _refusal(f"with {logit_scale=}", "a model without one")
+    if softcap is not None and (isinstance(softcap, str) or not softcap > 0):
+        raise ValueError(f"{softcap=}: give a positive number, or None for no cap")
+    n: Any = num_items_in_batch
+    number = not isinstance(n, Tensor | None)
+    if number and (isinstance(n, bool | str) or n < 0 or (n == 0 and (y != -100).any())):
+        raise ValueError(f"{num_items_in_batch=}: give the labels of the step, or None")
     _check_device(h)
     options = (bias, None, -100, 0.0, 0.0, "sum", softcap)
     total = _ops(h.device).LigerFusedLinearCrossEntropyFunction.apply(h, w, y, *options)[0]
-    count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    count = (y != -100).sum() if n is None else n
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 

@@ -7,11 +7,9 @@ Memory     kept for backward, bf16: the logits of B rows of T tokens, 4*B*T*V ->
            and of 2048 tokens by 4096 words (GRPO). The reference leaves 2*B*T*D of hidden states
            (GRPO: 4*B*T) where it would leave 8*B or, for GKD, all its logits
 Use        dpo.train(..., fused_loss=liger_losses.dpo); gkd.train(..., divergence=liger_losses.jsd)
-Price      a second copy of the gradients where a step has several micro-batches; GKD's divergence
-           in the dtype of the logits, and dw even of a frozen head
-Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5
-Unlike     liger_kernel.chunked_loss: what it would ignore is refused; a sum over the step, not a
-           mean of means; never compiled, as a simulated card is not. Apache-2.0; torch 2.11 to 2.13
+Price      gradients twice over several micro-batches; GKD's in the logits' dtype, dw even if frozen
+Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5. Apache-2.0; torch 2.11 to 2.13
+Unlike     liger_kernel.chunked_loss: what it would ignore is refused; sums a step; never compiled
 """
 
 from typing import Any
@@ -38,7 +36,7 @@ def dpo(
         raise _refusal("loss_type", loss_type, "'sigmoid', 'robust' or 'hinge'")
     if label_smoothing and loss_type != "robust":
         raise _refusal("label_smoothing", label_smoothing, "0.0, or loss_type='robust'")
-    if rows < 2 or rows % 2:
+    if not isinstance(rows, int) or rows < 2 or rows % 2:
         raise ValueError(f"{rows=}: give two a pair, the chosen rows and then as many rejected")
     loss = _liger("DPO", beta=beta, loss_type=loss_type, label_smoothing=label_smoothing)
     (states, _, bias), labels = _rows(rows, h, w, **head), y.view(rows, -1)
@@ -92,7 +90,7 @@ def grpo(
     """This call's part of a step of `num_items` completions ("grpo", "dr_grpo") or tokens."""
     if loss_type not in ("grpo", "dr_grpo", "dapo", "bnpo"):
         raise _refusal("loss_type", loss_type, "'grpo', 'dr_grpo', 'dapo' or 'bnpo'")
-    if loss_type == "dr_grpo" and not (max_completion_length or 0) >= 1:
+    if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError(f"loss_type='dr_grpo' divides by {max_completion_length=}: give 1 or more")
     if beta and ref_logps is None:
         raise ValueError(f"{beta=} needs the reference model: give ref_logps, or beta=0.0")
@@ -104,7 +102,7 @@ def grpo(
     (states, _, bias), ids = _rows(len(mask), h, w, **head), y.view_as(mask).where(mask, 0)
     others = advantages, bias, ref_logps, old_logps
     total = loss(states, w, ids, mask, *others, num_items_in_batch=num_items)[0]
-    return total if kind == "dapo" else _of_step(total, len(mask), num_items)
+    return _of_step(total, num_items if kind == "dapo" else len(mask), num_items)
 
 
 def jsd(
@@ -113,11 +111,10 @@ def jsd(
     """h (N, D), w (V, D), y (N,): sum of the generalized JSD over labels, / those of the step."""
     if len(teacher["w"]) != len(w):
         raise _refusal("teacher's vocabulary", len(teacher["w"]), f"the student's {len(w)}")
-    here = int((y != -100).sum())
     loss = _liger("JSD", beta=beta, temperature=temperature, weight_hard_loss=0, weight_soft_loss=1)
     *student, bias = _rows(None, h, w, **head)
-    *other, other_bias = _rows(None, **teacher)
-    return _of_step(loss(*student, *other, y, bias, other_bias), here, num_items_in_batch)
+    *other, b = _rows(None, **teacher)
+    return _of_step(loss(*student, *other, y, bias, b), int((y != -100).sum()), num_items_in_batch)
 
 
 def _rows(rows, h, w, bias=None, logit_scale=1.0, softcap=None):  # (rows, T, D) or h, w, bias
@@ -127,15 +124,18 @@ def _rows(rows, h, w, bias=None, logit_scale=1.0, softcap=None):  # (rows, T, D)
     return h if rows is None else h.view(rows, -1, h.shape[1]), w, bias
 
 
-def _of_step(mean: Tensor, here: int, whole: int | None) -> Tensor:  # a part of the step's mean
-    return mean if whole in (None, here) else mean * (here / whole)  # times 1 copies gradients too
+def _of_step(mean: Tensor, here: Any, n: Any) -> Tensor:  # a part of the mean over a step's n
+    if isinstance(n, bool | str) or (not isinstance(n, Tensor | None) and n < (here > 0)):
+        raise ValueError(f"{n!r} items in the step: give a number from 1 up, or None for these")
+    return mean if n is None or n is here or n == here else mean * (here / n)  # not * 1: a copy
 
 
 def _liger(name: str, **options: Any) -> Any:
     for option, value in options.items():  # no number of theirs may be negative
         above = option == ("beta" if name in ("DPO", "KTO") else "temperature")
         least, most = 1e-99 if above else 0, 1 if (name, option) == ("JSD", "beta") else 1e99
-        if isinstance(value, int | float) and not least <= value <= most:
+        text = isinstance(value, str) and option != "loss_type"
+        if text or (isinstance(value, int | float) and not least <= value <= most):
             works = "0 to 1" if most == 1 else "a number above 0" if above else "a number from 0 up"
             raise ValueError(f"{option.removesuffix('_low')}={value!r}: give {works}")
     try:
