@@ -1,7 +1,6 @@
 """measure and compare: devices, the cache, and figures that add up."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,11 @@ def test_devices_that_cannot_be_had() -> None:
             measure(TINY, device="cuda")
 
 
-def test_a_failed_child_gives_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\ntorch.OutOfMemoryError: no")
-    monkeypatch.setattr(card.subprocess, "run", lambda *a, **k: failed)
+def test_a_failed_child_gives_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(*_: object) -> str:
+        raise MemlabError("torch.OutOfMemoryError: no")
+
+    monkeypatch.setattr(card._children, "ask", failed)
     with pytest.raises(MemlabError, match=r"failed: torch\.OutOfMemoryError: no$"):
         card.measure_in_child(TINY)
 
@@ -90,14 +91,24 @@ def test_a_child_is_told_the_allocator_setting_under_both_names(
     seen = {}
     answer = measure(TINY, device="simulated").to_json()
 
-    def run(command: list[str], env: dict[str, str], **_: object) -> object:
+    def ask(question: str, env: dict[str, str]) -> str:
+        assert Recipe.of(**json.loads(question)).expandable_segments
         seen.update(env)
-        return subprocess.CompletedProcess(command, 0, f"some log\n{answer}\n", "")
+        return answer
 
-    monkeypatch.setattr(card.subprocess, "run", run)
+    monkeypatch.setattr(card._children, "ask", ask)
     card.measure_in_child(TINY.replace(expandable_segments=True))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert seen[name] == "expandable_segments:True"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
+def test_a_child_without_a_card_says_so() -> None:
+    try:
+        with pytest.raises(MemlabError, match=r"the run on the card failed: .*(CUDA|cuda)"):
+            card.measure_in_child(TINY)
+    finally:
+        card._children.stop()
 
 
 def test_the_cpu_computes_it() -> None:

@@ -2,7 +2,8 @@
 
 A child starts clean: no earlier tensor is alive, the allocator's setting is read at its start, and
 an out-of-memory error leaves nothing pinned. Its two parts: the steps under the meter, whose peaks
-are read, and further steps without it, which are timed.
+are read, and further steps without it, which are timed. Children are forks of a process that has
+imported all they need, and never touched the card.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 import torch
 
 from memlab.errors import MemlabError
+from memlab.experiments.forks import Server, serve
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.simulation import measurement
 from memlab.experiments.training import prepare, train
@@ -30,22 +31,21 @@ TIMED_STEPS = 5
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
+_children = Server([sys.executable, "-m", __name__])
+
+
 def measure_in_child(recipe: Recipe) -> Measurement:
     """Run the recipe on the CUDA card in a fresh process.
 
-    Raises MemlabError with the child's last line when it fails, its memory running out included.
+    Raises MemlabError with the error's first line when it fails, its memory running out included.
     """
     setting = f"expandable_segments:{recipe.expandable_segments}"
-    child = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(asdict(recipe))],
-        env={**os.environ, **dict.fromkeys(ALLOCATOR_VARIABLES, setting)},
-        capture_output=True,
-        text=True,
-    )
-    if child.returncode:
-        reason = (child.stderr.strip().splitlines() or ["no output"])[-1]
-        raise MemlabError(f"the run on the card failed: {reason}")
-    return Measurement.from_json(child.stdout.splitlines()[-1])
+    env = {**os.environ, **dict.fromkeys(ALLOCATOR_VARIABLES, setting)}
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # no import may start CUDA: a fork couldn't use it
+    try:
+        return Measurement.from_json(_children.ask(json.dumps(asdict(recipe)), env))
+    except MemlabError as error:
+        raise MemlabError(f"the run on the card failed: {error}") from None
 
 
 def measure_here(recipe: Recipe, device_type: str) -> Measurement:
@@ -88,5 +88,9 @@ def _milliseconds(losses: Iterator[object], steps: int) -> float:
     return statistics.median(times)
 
 
+def _answer(request: str) -> str:
+    return measure_here(Recipe.of(**json.loads(request)), "cuda").to_json()
+
+
 if __name__ == "__main__":
-    print(measure_here(Recipe.of(**json.loads(sys.argv[1])), "cuda").to_json())
+    serve(_answer)

@@ -6,9 +6,9 @@ Padding-free may take at most 1.03 times the padded step's time times useful / p
 its activations at most 1.03 times its bytes times that share. `--padded-rows` cuts the padded side
 into micro-batches, where all its rows don't fit at once. One run measures all sides, in turns;
 flash-attn is a side of its own where it is installed. `--control` adds the padded batch with random
-words and labels in place of its padding: as many slots, but none whose gradient is zero, and zeros
-cost a card less power, so that it multiplies them faster at its power limit. Prints a table, then one JSON line, as
-notebooks/measured/benchmarks.jsonl keeps them.
+words and labels in place of its padding: as many slots, but none whose gradient is zero. Zeros cost
+a card less power, so that it multiplies them faster at its power limit. Prints a table, then one
+JSON line, as notebooks/measured/benchmarks.jsonl keeps them.
 """
 
 from __future__ import annotations
