@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,22 @@ def cleaned(notebook: dict[str, Any], seconds: float, device: str) -> dict[str, 
         if cell["cell_type"] == "code":
             outputs = cell["outputs"]
             cell["outputs"] = [o for o in outputs if o.get("name") != "stderr" and _shown(o)]
+    _number(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
     taken = f"{max(1, round(seconds))} s on {device}"
     said = f"*Run All:* {taken}, where the outputs come from; your device has its own time."
     notebook["cells"][0]["source"] = RUN_ALL.sub(said, "".join(notebook["cells"][0]["source"]))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
     return notebook
+
+
+def _number(cells: Iterable[dict[str, Any]]) -> None:
+    """Counts executed cells anew: the cell of injected parameters was one of them."""
+    executed = (cell for cell in cells if cell["execution_count"] is not None)
+    for count, cell in enumerate(executed, start=1):
+        for counted in (cell, *cell["outputs"]):
+            if "execution_count" in counted:
+                counted["execution_count"] = count
 
 
 def _shown(output: dict[str, Any]) -> bool:
