@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from made_rows import rows_of
 from trainer_cases import one_step
 
+from memlab.experiments import Recipe
 from memlab.experiments.heads import HEAD_LOSSES
+from memlab.experiments.simulation import simulated_run
+from memlab.experiments.training import prepare
+from memlab.instruments.ledger import rounded
+from memlab.instruments.measurement import CATEGORIES
 from memlab.models.build import build_meta, load_config, materialize
 from memlab.models.head import head_parts
 from memlab.techniques import packing, pad_to_multiple, varlen_attention
@@ -205,3 +210,51 @@ def test_documents_that_see_each_other_have_another_loss():
     mixed = {"input_ids": batch["input_ids"], "labels": batch["labels"]}
     together, _ = step("memlab/tiny", "eager", [mixed], "nll")
     assert abs(together / apart - 1) > 1e-4
+
+
+# ------------------------------------------------------------------------------------------ bytes
+
+
+SCALAR = 64  # bytes below which a tensor has no slots: a seed, a sum
+
+
+def alive(recipe: Recipe, moment: str) -> list[tuple[str, int]]:
+    """(operation, bytes) of each activation and logit after forward, or at the peak of the step."""
+    ledger = simulated_run(recipe).ledger
+    samples = [*ledger.samples()]
+    last = max(s.event for s in samples if s.phase == "forward")
+    event = last if moment == "kept" else max(samples, key=lambda s: s.total).event
+    living = set()
+    for birth in ledger.events[:event]:
+        living ^= {birth if birth >= 0 else ~birth}
+    births = [ledger.births[birth] for birth in living]
+    counted = [CATEGORIES.index(name) for name in ("activations", "logits")]
+    varlen = "torch_attn._varlen_attn.default"  # recomputed, it counts as a temporary
+    return [(b.op, b.asked) for b in births if b.category in counted or b.op == varlen]
+
+
+@pytest.mark.parametrize("moment", ["kept", "peak"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["memlab/tiny", "memlab/tiny-llama"])
+def test_bytes_are_those_of_the_header(name, checkpointing, moment):
+    switches = {"model": name, "dataset": "docstrings", "per_device_train_batch_size": 5}
+    switches |= {"max_length": 300, "max_steps": 1, "gradient_checkpointing": checkpointing}
+    padded = Recipe.off(**switches)
+    flat = padded.replace(padding_free=True)
+    ((batch,),) = prepare(flat, "gpu").steps
+    ((whole,),) = prepare(padded, "gpu").steps
+    (rows, longest), tokens = whole["input_ids"].shape, int(whole["attention_mask"].sum())
+    assert batch["input_ids"].numel() == tokens < rows * longest
+    tables = ("aten._to_copy.default", 2 * load_config(name).head_dim * longest)  # cos, sin
+    positions = ("aten.add.Tensor", 8 * longest)  # kept by checkpointing; flat, the batch has them
+    before = [one for one in alive(padded, moment) if one != positions]
+    assert before.count(tables) == 2
+    assert batch["position_ids"].nbytes == 8 * tokens
+    assert batch["cu_seqlens"].nbytes == 4 * (rows + 1)
+    expected = 0
+    for one in before:
+        slots = longest if one == tables else rows * longest
+        a_slot, rest = divmod(one[1], slots)
+        assert rest == 0 or one[1] < SCALAR
+        expected += rounded(a_slot * tokens)
+    assert sum(rounded(nbytes) for _, nbytes in alive(flat, moment) if nbytes >= SCALAR) == expected

@@ -2,7 +2,8 @@
 
 Computes     the loss and gradients of the padded batch of the same rows
 Without      a slot for padding: B rows of t_i tokens take sum(t_i) slots, not B * max(t_i)
-Memory       every activation and logit, kept or at the peak: times sum(t_i) / (B * max(t_i));
+Memory       activations and logits, kept or at the peak: times sum(t_i) / (B * max(t_i)), but the
+             rotary cos and sin, in bf16 4 * head_dim bytes a slot, were of max(t_i) slots for all;
              beside them 4 * (documents + 1) bytes of cu_seqlens and 8 a slot of position_ids
 Price        none: padding's share of every product falls away; equal rows save nothing
 Use          varlen_attention.register(); model.set_attn_implementation(varlen_attention.NAME)
