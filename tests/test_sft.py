@@ -201,7 +201,7 @@ def test_float16_weights_need_an_eps_that_is_not_0_there() -> None:
 
 
 def test_a_tiny_model_learns_its_rows() -> None:
-    model, batch = tiny(), [whole(rows())]
+    model, batch = tiny(), [whole(rows(8))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = [
         loss.item()
