@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,7 @@ from memlab.errors import MemlabError
 from memlab.experiments.recipe import Recipe
 from memlab.experiments.training import prepare, train
 from memlab.experiments.versions import versions
+from memlab.instruments import replaying
 from memlab.instruments.allocator import CachingAllocator
 from memlab.instruments.device import simulated_device, simulated_gpu
 from memlab.instruments.ledger import Ledger
@@ -46,7 +48,9 @@ def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
     simulated_device()  # says what is missing before anything is built
     if torch.is_inference_mode_enabled():
         raise MemlabError("a training step can't run inside torch.inference_mode(): leave it first")
-    with torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
+    host = torch.device("cpu")  # as a context, it is asked before each operation
+    usual = nullcontext() if torch.get_default_device() == host else host
+    with torch.enable_grad(), usual:  # whatever the caller has set
         return _simulated_run(recipe, chunk)
 
 
@@ -65,9 +69,9 @@ def _simulated_run(recipe: Recipe, chunk: int | None) -> Meter:
 def replay(ledger: Ledger, *, expandable_segments: bool) -> CachingAllocator:
     """The caching allocator after the ledger's events; its peaks are those of the last step."""
     allocator = CachingAllocator(expandable_segments=expandable_segments)
-    allocator.replay(ledger.allocations(to_event=ledger.step_start))
+    replaying.replay(allocator, *ledger.flow(to_event=ledger.step_start))
     allocator.reset_peaks()
-    allocator.replay(ledger.allocations(from_event=ledger.step_start))
+    replaying.replay(allocator, *ledger.flow(from_event=ledger.step_start))
     return allocator
 
 

@@ -210,6 +210,26 @@ class CachingAllocator:
             else:
                 self.malloc(key, nbytes)
 
+    def where(self, key: Hashable) -> tuple[int, int] | None:
+        """Address and bytes of the block that `key` holds; None where it holds none."""
+        block = self._live.get(key)
+        return None if block is None else (block.address, block.size)
+
+    def small_pool(self) -> tuple[tuple[int, int], ...]:
+        """The small pool's free blocks, then its unmapped ranges: address and bytes."""
+        free, unmapped = self._small.free, self._small.unmapped
+        blocks = [*(block for *_, block in free), *(block for _, block in unmapped)]
+        return tuple((block.address, block.size) for block in blocks)
+
+    def rename(self, keys: Iterable[Hashable], new: Iterable[Hashable]) -> None:
+        """What each of `keys` holds is held by its new key; a key that is not live stays so."""
+        pairs = [*zip(keys, new, strict=True)]
+        held = [(now, self._live.pop(key)) for key, now in pairs if key in self._live]
+        for key, block in held:
+            self._live[key] = block
+            if block is not None:
+                block.key = key
+
     def empty_cache(self) -> None:
         """Release every wholly free segment; with expandable segments, every such page."""
         for pool in (self._large, self._small):

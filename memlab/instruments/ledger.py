@@ -13,6 +13,7 @@ from memlab.instruments.measurement import CATEGORIES, Sample
 
 TEMPORARIES = CATEGORIES.index("temporaries")
 UNIT = 512  # bytes
+MOST_WORKSPACES = 64  # of one operation
 
 
 def rounded(nbytes: int) -> int:
@@ -43,12 +44,11 @@ class Workspaces:
     nbytes: tuple[int, ...]
     kept: bool
 
-    def allocations(self) -> Iterator[tuple[Hashable, int]]:
-        """(key, bytes), as in `Ledger.allocations`."""
-        keys = [(id(self), number) for number in range(len(self.nbytes))]
-        yield from zip(keys, self.nbytes, strict=True)
+    def allocations(self) -> Iterator[tuple[int, int]]:
+        """(which of them, bytes), negative bytes when freed."""
+        yield from enumerate(self.nbytes)
         if not self.kept:
-            yield from ((key, -nbytes) for key, nbytes in zip(keys, self.nbytes, strict=True))
+            yield from ((which, -nbytes) for which, nbytes in enumerate(self.nbytes))
 
 
 class Mark(NamedTuple):
@@ -108,9 +108,9 @@ class Ledger:
 
     def samples(self) -> Iterator[Sample]:
         """The live bytes by category after each event of the last step, its start first."""
-        live, phases = self._course()
-        for at, phase in enumerate(phases):
-            yield Sample(at, phase, tuple(live[at].tolist()))
+        live, names, number = self._course()
+        for at, phase in enumerate(number.tolist()):
+            yield Sample(at, names[phase], tuple(live[at].tolist()))
 
     def thinned(self, *, points: int = 600) -> tuple[Sample, ...]:
         """About `points` of the samples, in order: of each stretch the highest and the last.
@@ -118,21 +118,24 @@ class Ledger:
         Each phase has as many stretches as every other, however many operations it takes: a long
         rollout leaves enough for backward.
         """
-        live, phases = self._course()
-        totals, names = live.sum(1), np.unique(phases, return_inverse=True)[1]
-        samples = np.bincount(names)  # of each phase
-        stretch = np.maximum(1, samples * len(samples) // points)
-        begins = np.diff(names, prepend=-1) != 0  # another phase, another stretch
+        live, names, phases = self._course()
+        totals = live.sum(1)
+        samples = np.bincount(phases)  # of each phase
+        stretch = np.maximum(1, samples * np.count_nonzero(samples) // points)
+        begins = np.diff(phases, prepend=-1) != 0  # another phase, another stretch
         entered = np.flatnonzero(begins)[begins.cumsum() - 1]
-        begins |= (np.arange(len(names)) - entered) % stretch[names] == 0
+        begins |= (np.arange(len(phases)) - entered) % stretch[phases] == 0
         starts = np.flatnonzero(begins).tolist()
         kept = {0}
         for start, end in itertools.pairwise([*starts, len(totals)]):
             kept |= {start + int(totals[start:end].argmax()), end - 1}
-        return tuple(Sample(at, phases[at], tuple(live[at].tolist())) for at in sorted(kept))
+        return tuple(Sample(at, names[phases[at]], tuple(live[at].tolist())) for at in sorted(kept))
 
-    def _course(self) -> tuple[np.ndarray, list[str]]:
-        """After each event of the last step, its start first: bytes (S, categories), the phase."""
+    def _course(self) -> tuple[np.ndarray, list[str], np.ndarray]:
+        """After each event of the last step, its start first: bytes (S, categories), the phase.
+
+        Of the phases the names, and the number of each event's, (S,).
+        """
         events = np.array(self.events, dtype=np.int64)
         births = np.where(events < 0, ~events, events)
         nbytes = np.fromiter((birth.nbytes for birth in self.births), np.int64)[births]
@@ -142,21 +145,20 @@ class Ledger:
         np.add.at(live[0], category[: self.step_start], changes[: self.step_start])
         live[np.arange(1, len(live)), category[self.step_start :]] = changes[self.step_start :]
         live.cumsum(0, out=live)
-        begun, names = zip(*self.phases, strict=True)
+        begun, entered = zip(*self.phases, strict=True)
+        names = sorted({*entered})
+        numbers = np.array([names.index(name) for name in entered])
         last = np.maximum(np.arange(len(live)) - 1, 0) + self.step_start  # the event, from 0
-        entered = np.searchsorted(begun, last, side="right") - 1
-        return live, [names[number] for number in entered.tolist()]
+        return live, names, numbers[np.searchsorted(begun, last, side="right") - 1]
 
     def alive_at(self, event: int) -> dict[str, int]:
         """Bytes alive after `event` of the last step, by the operation that made them."""
-        alive: set[int] = set()
-        for k in self.events[: self.step_start + event]:
-            if k >= 0:
-                alive.add(k)
-            else:
-                alive.discard(~k)
+        events = np.array(self.events[: self.step_start + event], dtype=np.int64)
+        alive = np.zeros(len(self.births), dtype=bool)
+        alive[events[events >= 0]] = True
+        alive[~events[events < 0]] = False
         by_op: dict[str, int] = {}
-        for k in alive:
+        for k in np.flatnonzero(alive).tolist():
             birth = self.births[k]
             by_op[birth.op] = by_op.get(birth.op, 0) + birth.nbytes
         return dict(sorted(by_op.items(), key=lambda item: (-item[1], item[0])))
@@ -169,13 +171,23 @@ class Ledger:
         self, *, from_event: int = 0, to_event: int | None = None
     ) -> Iterator[tuple[Hashable, int]]:
         """(key, bytes) for an allocator model, negative bytes when freed; workspaces included."""
+        keys, nbytes = self.flow(from_event=from_event, to_event=to_event)
+        yield from zip(keys.tolist(), nbytes.tolist(), strict=True)
+
+    def flow(
+        self, *, from_event: int = 0, to_event: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The keys and the bytes of `allocations`, (E,) int64 each."""
         last = len(self.events) if to_event is None else to_event
-        inside = (w for w in self.workspaces if from_event < w.before_event <= last)
-        upcoming = next(inside, None)
-        for at in range(from_event, last):
-            event = self.events[at]
-            birth = self.births[max(event, ~event)]
-            yield (event, birth.nbytes) if event >= 0 else (~event, -birth.nbytes)
-            while upcoming and upcoming.before_event <= at + 1:
-                yield from upcoming.allocations()
-                upcoming = next(inside, None)
+        events = np.array(self.events[from_event:last], dtype=np.int64)
+        births = np.where(events < 0, ~events, events)
+        sizes = np.fromiter((birth.nbytes for birth in self.births), np.int64)[births]
+        inside = [
+            (work.before_event - from_event, ~(number * MOST_WORKSPACES + which), nbytes)
+            for number, work in enumerate(self.workspaces)
+            if from_event < work.before_event <= last
+            for which, nbytes in work.allocations()
+        ]
+        before, keys, nbytes = np.array(inside, dtype=np.int64).reshape(-1, 3).T
+        changes = np.where(events < 0, -sizes, sizes)
+        return np.insert(births, before, keys), np.insert(changes, before, nbytes)
