@@ -1,9 +1,11 @@
 """Liger's losses give the values of memlab's own, however a step is split, or say why not."""
 
+import itertools
 import subprocess
 import sys
 from typing import Any
 
+import head_cases
 import numpy as np
 import pytest
 import test_trainers_dpo
@@ -31,6 +33,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what Liger imports
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+
+SHAPES = [(8, 256, 8192, 64), (4, 256, 8192, 128)]  # rows, tokens, words, width
 
 
 def dpo_steps(size: int, **options: Any) -> tuple[float, float]:
@@ -176,13 +181,7 @@ def loss_of(name: str, labels: list[int] | None = None, **options: Any) -> Any:
     h, w, rh, rw = (torch.randn(shape, requires_grad=True) for shape in ((12, 4), (9, 4)) * 2)
     y = torch.tensor(labels or [1, 2, 3] * 4)
     other = {"h": rh.detach(), "w": rw.detach()}
-    needed = {
-        "dpo": {"rows": 4, "reference": other},
-        "kto": {"rows": 4, "reference": other, "desirable": torch.arange(4) > 1, "kl": rh.sum()},
-        "grpo": {"advantages": torch.arange(4.0)},
-        "jsd": {"teacher": other},
-    }
-    loss = getattr(liger_losses, name)(h, w, y, **needed[name] | options)
+    loss = getattr(liger_losses, name)(h, w, y, **asked_of(name, 4, other) | options)
     return loss, torch.autograd.grad(loss, (h, w)), (h, w, y, other)
 
 
@@ -297,6 +296,53 @@ for call in (lambda: liger_losses.jsd(h, w, y, teacher={"h": h, "w": w}), liger.
         raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def asked_of(name: str, rows: int, other: dict) -> dict:
+    """What Liger's loss of so many rows needs beside the head's input."""
+    return {
+        "dpo": {"rows": rows, "reference": other},
+        "kto": {
+            "rows": rows,
+            "reference": other,
+            "desirable": torch.arange(rows) > 1,
+            "kl": torch.zeros(()),
+        },
+        "grpo": {"advantages": torch.arange(float(rows))},
+        "jsd": {"teacher": other},
+    }[name]
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *itertools.product(("dpo", "kto", "grpo", "jsd"), SHAPES),
+        ("grpo", (1, 2560, 8192, 16)),  # a row of more tokens than are taken at a time
+    ],
+)
+def test_bytes_are_those_of_the_header(name: str, shape: tuple[int, ...], trained: bool) -> None:
+    rows, tokens, words, width = shape
+    n, given = rows * tokens, {"dtype": torch.bfloat16}
+    h = torch.randn(n, width, **given, requires_grad=True)
+    w = torch.randn(words, width, **given, requires_grad=trained)
+    other = {"h": torch.randn(n, width, **given), "w": torch.randn(words, width, **given)}
+    y = torch.arange(n) % words
+    options = asked_of(name, rows, other)
+    before = [t for t in [h, w, y, *other.values(), *options.values()] if torch.is_tensor(t)]
+    with head_cases.Meter(*before) as meter:
+        loss = getattr(liger_losses, name)(h, w, y, **options)
+        dw = trained or name == "jsd"  # which makes it even of a frozen head
+        kept = 2 * (n + (words if dw else 0)) * width
+        assert meter.live == kept + 512  # the loss
+        in_passing = {
+            "dpo": 16 * 2 * tokens * words,
+            "kto": 14 * tokens * words,
+            "jsd": 34 * 1024 * words,
+            "grpo": 20 * min(tokens, 2048) * 4096 + (4 * words * width if trained else 0),
+        }[name]
+        loss.backward()
+    assert meter.peak - kept == pytest.approx(in_passing, rel=0.01)
 
 
 def batch_of(name: str, rows: int = 8, tokens: int = 256) -> dict:

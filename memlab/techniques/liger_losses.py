@@ -3,9 +3,9 @@
 Computes   a trainer's loss straight from hidden states, and its gradients in the forward pass
 Instead of log-probabilities of all tokens first, by way of all the logits
 Memory     kept for backward, bf16: the logits of B rows of T tokens, 4*B*T*V -> 2*(B*T+V)*D, the
-           gradients; in passing those of one pair (DPO), row (KTO) or 1024 tokens (GKD) at a time,
-           and of 2048 tokens by 4096 words (GRPO). The reference leaves 2*B*T*D of hidden states
-           (GRPO: 4*B*T) where it would leave 8*B or, for GKD, all its logits
+           gradients; in passing 16 bytes a logit of one pair (DPO), 14 of a row (KTO), 34 of 1024
+           tokens (GKD), 20 of a row's 2048 tokens by 4096 words, and 4*V*D (GRPO). The reference
+           leaves 2*B*T*D of hidden states (GRPO: 4*B*T), not 8*B or, for GKD, all its logits
 Use        dpo.train(..., fused_loss=liger_losses.dpo); gkd.train(..., divergence=liger_losses.jsd)
 Price      gradients twice over several micro-batches; GKD's in the logits' dtype, dw even if frozen
 Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5. Apache-2.0; torch 2.11 to 2.13
