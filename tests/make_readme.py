@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from memlab.experiments import Recipe, measure
-from memlab.experiments.rules import TRAINERS
 from memlab.experiments.trainer_batches import last_step
 from memlab.instruments.measurement import Measurement
+from memlab.lessons.matrix import show_matrix
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "notebooks" / "images" / "before_after.png"
@@ -121,15 +121,6 @@ def run_matrix(path: Path = MATRIX) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def matrix(path: Path = MATRIX) -> str:
-    """The committed cells as a table, in Markdown; one that no test covers is empty."""
-    cells = json.loads(path.read_text(encoding="utf-8"))
-    lines = [f"| | {' | '.join(TRAINERS.values())} |", "|---" * (1 + len(TRAINERS)) + "|"]
-    for technique, row in cells.items():
-        lines.append(f"| {technique} | {' | '.join(row.get(name, '') for name in TRAINERS)} |")
-    return "\n".join(lines)
-
-
 def with_section(readme: str, name: str, text: str) -> str:
     """The README with `text` between the two marks of this name."""
     start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
@@ -156,5 +147,5 @@ if __name__ == "__main__":
     run_matrix()
     readme = ROOT / "README.md"
     text = with_table(readme.read_text(encoding="utf-8"))
-    readme.write_text(with_section(text, "matrix", matrix()), encoding="utf-8")
+    readme.write_text(with_section(text, "matrix", show_matrix().table()), encoding="utf-8")
     picture()

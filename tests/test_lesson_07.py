@@ -322,10 +322,13 @@ def test_fused_is_slower_where_the_head_is_trained() -> None:
     assert trained["Liger"]["errors"][1] > trained["full logits"]["errors"][1]
 
 
+@pytest.mark.filterwarnings("ignore:use_liger_kernel=True. TRL's SFT has kernels:UserWarning")
 def test_trl_spells_it_as_kernels(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     recipe = Recipe.off(use_liger_kernel=True)
-    assert "'use_kernels': True" in repr(in_trl(recipe, over=Recipe.off()))
+    shown = repr(in_trl(recipe, over=Recipe.off()))
+    assert "'use_kernels': True" in shown
+    assert "TRL's SFT has kernels for its layers, and a chunked head of its own" in shown
     config = recipe.to_trl(output_dir=str(tmp_path), use_cpu=True)
     assert config.model_init_kwargs["use_kernels"]
     assert trl.SFTConfig(output_dir=str(tmp_path), use_cpu=True, use_liger_kernel=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memlab import Recipe, check, measure
 from memlab.experiments.rules import TECHNIQUES, TRAINERS
+from memlab.lessons import matrix
 from memlab.lessons.adapters import reference_bytes
 from memlab.lessons.batch import last_batch
 from memlab.lessons.matrix import show_matrix
@@ -155,12 +156,19 @@ def test_a_number_of_completions_that_can_not_be_split_is_refused() -> None:
 
 def test_the_table_says_why_for_each_no() -> None:
     shown = show_matrix()
+    assert "truncation, GRPO, RLOO: by max_completion_length=..." in repr(shown)
     for technique in TECHNIQUES:
         for why in {**technique.never, **technique.idle}.values():
             assert why in repr(shown)
             assert why in shown._repr_markdown_()
     assert shown.cells[0][1:] == list(TRAINERS.values())
     assert shown.cells[4] == ["packing", "yes", *["-"] * 7]
+
+
+def test_the_table_is_what_its_tests_left(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "matrix.json").write_text('{"packing": {"sft": "yes", "gkd": "-"}}')
+    monkeypatch.setattr(matrix, "folder", lambda: tmp_path)
+    assert show_matrix().cells[1:] == [["packing", "yes", *[""] * 6, "-"]]
 
 
 # ------------------------------------------------------------------------------ the figure
@@ -227,6 +235,8 @@ def test_what_the_lesson_says_of_trl() -> None:
     for config in (trl.GRPOConfig, trl.RLOOConfig):
         assert default(config, "max_completion_length") == 512
         assert "max_length" not in {field.name for field in dataclasses.fields(config)}
+    online = importlib.import_module("trl.experimental.online_dpo").OnlineDPOConfig
+    assert default(online, "max_new_tokens") == 64
 
 
 def test_trl_refuses_completions_that_are_not_whole_groups(tmp_path: Path) -> None:

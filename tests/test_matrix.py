@@ -116,11 +116,14 @@ def truncation(trainer: str) -> None:
     """Other values, of rows that are cut."""
     whole = recipe_of(trainer)
     longest, limit = max(last_batch(whole).documents), 16
-    if trainer in ("grpo", "rloo"):
-        cut = whole.replace(max_completion_length=3)
-        limit = longest - 4
-    else:
-        cut = whole.replace(max_length=limit)
+    switch = BY_TITLE["truncation"].setting_of(trainer).removesuffix("=...")
+    if switch != "max_length":
+        with pytest.raises(ValueError, match=f"max_length=16 with .*give {switch} in its place"):
+            whole.replace(max_length=16)
+    value = 3 if switch == "max_completion_length" else limit
+    limit = longest - (7 - value) if switch == "max_completion_length" else limit
+    cut = whole.replace(**{switch: value})
+    assert BY_TITLE["truncation"].is_on(cut)
     assert max(last_batch(cut).documents) <= limit < longest
     assert max(batch.slots for batch in last_rows(cut)) <= limit
     before, after = ran(whole), ran(cut)

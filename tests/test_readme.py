@@ -13,6 +13,8 @@ import pytest
 
 from memlab.cli import _parser
 from memlab.experiments.recipe import CHOICES
+from memlab.experiments.rules import TECHNIQUES, TRAINERS
+from memlab.lessons.matrix import show_matrix
 from memlab.series import find_lessons
 
 ROOT = Path(__file__).parent.parent
@@ -84,8 +86,16 @@ def test_every_trainer_is_named() -> None:
 
 
 def test_the_matrix_is_the_one_that_its_tests_wrote() -> None:
-    made = make_readme.with_section(README, "matrix", make_readme.matrix())
+    made = make_readme.with_section(README, "matrix", show_matrix().table())
     assert made == README, "run: python tests/make_readme.py"
+
+
+def test_a_technique_that_has_another_switch_somewhere_is_named() -> None:
+    (line,) = [text for text in README.split("\n\n") if text.startswith("`dataset`")]
+    for technique in TECHNIQUES:
+        for trainer, setting in technique.settings.items():
+            said = rf"{technique.title}\s[^;:.]*{TRAINERS[trainer]}[^;:.]*`{setting[:-4]}`"
+            assert re.search(said, line)
 
 
 def test_trl_is_asked_for_as_the_package_does() -> None:

@@ -236,7 +236,7 @@ def test_float32_documents_run_on_a_cpu(switch: str) -> None:
 def test_every_recipe_constructs_a_trl_configuration(tmp_path) -> None:
     pytest.importorskip("trl")
     for recipe in (
-        Recipe.off(),
+        Recipe.off(loss_type="dft"),
         Recipe.defaults(max_length=512, gradient_accumulation_steps=4),
         Recipe.of(loss_type="dft", optim="sgd", dtype="float32", attn_implementation="eager"),
     ):

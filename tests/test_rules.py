@@ -1,12 +1,13 @@
 """What each trainer has and has not: the table, and recipes that it refuses or completes."""
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 from memlab.experiments import Recipe, heads, measure
-from memlab.experiments.rules import OF_SOME, ONLINE, OWN, TECHNIQUES, TRAINERS, own
+from memlab.experiments.rules import CLASHES, OF_SOME, ONLINE, OWN, TECHNIQUES, TRAINERS, Clash, own
 from memlab.techniques.chunked_logprobs import full_token_logprobs, token_logprobs
 
 # The rows of the table that a user reads: what each trainer goes with.
@@ -71,6 +72,10 @@ def test_a_switch_of_some_trainers(switch: str, trainer: str) -> None:
     switches = {"trainer": trainer, switch: GIVEN[switch]}
     if trainer in OF_SOME[switch]:
         assert getattr(Recipe.of(**switches), switch) == GIVEN[switch]
+        return
+    if (switch, trainer) == ("max_completion_length", "dpo"):
+        with pytest.raises(TypeError, match=r"=16 with trainer='dpo': .* filter the data set by "):
+            Recipe.of(**switches)
         return
     with pytest.raises(ValueError, match=f"{switch}=.* with trainer='{trainer}': only ") as raised:
         Recipe.of(**switches)
@@ -201,6 +206,37 @@ def test_groups_that_do_not_come_out_even_are_refused_at_once() -> None:
         Recipe(trainer="rloo", **step)
     with pytest.raises(ValueError, match="num_generations=8; give 8 completions"):
         Recipe(trainer="grpo", num_generations=8)
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_a_max_length_that_would_cut_nothing_is_refused(trainer: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"dataset='chat': .* give max_completion_length in"
+    ) as bad:
+        Recipe(trainer=trainer, dataset="chat", max_length=16)
+    assert str(bad.value).startswith(f"max_length=16 with trainer={trainer!r} and dataset='chat'")
+    for taken in ({}, {"max_length": None}, {"max_length": 1024}):  # nobody asked for a cut
+        assert Recipe.of(trainer=trainer, dataset="chat", **taken)
+    assert Recipe(trainer=trainer, max_length=768)  # rows that are made have that length
+
+
+def test_truncation_is_what_cuts_there() -> None:
+    (technique,) = [t for t in TECHNIQUES if t.title == "truncation"]
+    assert technique.setting_of("sft") == "max_length=..."
+    for trainer in ("grpo", "rloo"):
+        assert technique.setting_of(trainer) == "max_completion_length=..."
+        assert not technique.is_on(Recipe(trainer=trainer))
+        assert technique.is_on(Recipe(trainer=trainer, max_completion_length=9))
+
+
+@pytest.mark.parametrize("clash", CLASHES, ids=lambda clash: clash.values)
+def test_what_clashes_is_told_in_one_line(clash: Clash) -> None:
+    said = clash(Recipe())
+    assert "\n" not in said
+    assert "{" not in said
+    assert re.fullmatch(r"\w+=.*[:;] give \S.*[^.]", said)
+    assert not clash.when(Recipe())
+    assert not clash.when(Recipe.off())
 
 
 def test_the_value_that_was_given_is_named() -> None:

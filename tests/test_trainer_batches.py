@@ -21,7 +21,7 @@ from memlab.data.preferences import (
 )
 from memlab.experiments import Recipe
 from memlab.experiments.batching import micro_batches
-from memlab.experiments.rules import OF_SOME, ONLINE, own
+from memlab.experiments.rules import IN_GROUPS, OF_SOME, ONLINE, own
 from memlab.experiments.trainer_batches import last_rows, last_step, longest_row, step_batches
 from memlab.models.build import build_meta, materialize
 from memlab.models.head import head_parts
@@ -62,7 +62,10 @@ def _short_rows():
 def recipe_of(*, trainer: str = "sft", **switches: Any) -> Recipe:
     """A recipe with those of the switches that the trainer has."""
     has = {k: v for k, v in switches.items() if trainer in OF_SOME.get(k, (trainer,))}
-    return Recipe.of(trainer=trainer, **{"dataset": "chat", "max_length": 20, **has})
+    made = {"dataset": "chat", "max_length": 20, **has}
+    if trainer in IN_GROUPS and made["dataset"] != "full":
+        del made["max_length"]  # it would cut nothing, and is refused
+    return Recipe.of(trainer=trainer, **made)
 
 
 def made(count: int = 1, *, vocab_size: int = 97, fill: Any = "text", **switches: Any) -> list:

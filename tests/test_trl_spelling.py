@@ -1,18 +1,24 @@
 """Recipes of every trainer in TRL's words: each value arrives, and what TRL lacks is said."""
 
 import dataclasses
+import inspect
 import warnings
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
 
-from memlab.experiments import Recipe
+from memlab.errors import MemlabError
+from memlab.experiments import Recipe, trl_spelling
 from memlab.experiments.rules import TRAINERS
 from memlab.experiments.trl_spelling import arguments, config_name, done_without
 from memlab.lessons import in_trl
 
 pytest.importorskip("trl")
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:max_length=.* TRL's .* cuts completions only:UserWarning"),
+    pytest.mark.filterwarnings("ignore:loss_type='nll'. TRL's .* makes logits in ch:UserWarning"),
     pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning"),
     pytest.mark.filterwarnings("ignore:The `'keep_end'` truncation mode is deprecated"),
 ]
@@ -113,7 +119,7 @@ def test_what_all_trainers_share(tmp_path, trainer: str) -> None:
     assert arguments(recipe).keys() <= written.keys()  # no name that TRL takes and forgets
 
 
-@pytest.mark.filterwarnings("ignore:use_liger_kernel=True. TRL's GKD has kernels:UserWarning")
+@pytest.mark.filterwarnings("ignore:use_liger_kernel=True. TRL's .* has kernels:UserWarning")
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "grpo", "gkd"])
 def test_liger_is_what_trl_calls_it_now(tmp_path, trainer: str) -> None:
     config = Recipe.of(trainer=trainer, use_liger_kernel=True).to_trl(output_dir=str(tmp_path))
@@ -141,6 +147,28 @@ def test_liger_is_what_trl_calls_it_now(tmp_path, trainer: str) -> None:
             {"trainer": "gkd", "use_liger_kernel": True},
             "use_liger_kernel=True: TRL's GKD has kernels for its layers, and keeps all logits",
         ),
+        *(
+            (
+                {"trainer": trainer, "use_liger_kernel": True, "dataset": "chat"},
+                f"use_liger_kernel=True: TRL's {TRAINERS[trainer]} has kernels for its layers, and "
+                "a chunked head of its own for the loss",
+            )
+            for trainer in ("sft", "dpo", "kto", "grpo")
+        ),
+        *(
+            (
+                {"trainer": trainer, "loss_type": "nll", "dataset": "chat"},
+                f"loss_type='nll': TRL's {TRAINERS[trainer]} makes logits in chunks, and has no",
+            )
+            for trainer in ("sft", "dpo", "kto", "grpo", "rloo")
+        ),
+        *(
+            (
+                {"trainer": trainer, "max_length": 768},
+                f"max_length=768: TRL's {TRAINERS[trainer]} cuts completions only, so cut the prom",
+            )
+            for trainer in ("grpo", "rloo")
+        ),
         ({"fused_head": "fast"}, "fused_head='fast': TRL's SFT does without, and has its own"),
         (
             {"trainer": "gkd", "loss_type": "nll", "max_length": None, "dataset": "chat"},
@@ -150,6 +178,7 @@ def test_liger_is_what_trl_calls_it_now(tmp_path, trainer: str) -> None:
 )
 def test_what_trl_does_without_is_said(tmp_path, switches, line: str) -> None:
     recipe = Recipe.of(**switches)
+    import_module(trl_spelling.CONFIGS[recipe.trainer].rpartition(".")[0])  # may warn by itself
     with pytest.warns(UserWarning, match=line) as caught:
         config = recipe.to_trl(output_dir=str(tmp_path))
     (warning,) = [one for one in caught if "TRL's" in str(one.message)]
@@ -161,8 +190,44 @@ def test_what_trl_does_without_is_said(tmp_path, switches, line: str) -> None:
 
 
 def test_a_recipe_that_trl_has_whole_warns_of_nothing() -> None:
-    for trainer in set(TRAINERS) - {"online_dpo", "gkd"}:
-        assert done_without(Recipe.of(trainer=trainer, pad_to_multiple_of=8)) == []
+    for trainer in TRAINERS:
+        chat = Recipe.of(trainer=trainer, dataset="chat")
+        if trainer in ("online_dpo", "gkd"):
+            assert done_without(chat.replace(loss_type="nll")) == []
+        else:
+            assert done_without(chat.replace(pad_to_multiple_of=8)) == []
+    assert done_without(Recipe.of(trainer="reward", loss_type="nll")) == []  # it has no words
+
+
+def test_what_trl_is_said_to_chunk_is_what_its_trainers_do() -> None:
+    """Those that are not said to keep all logits give their models a head that has none."""
+    for trainer in TRAINERS:
+        name = config_name(Recipe.of(trainer=trainer)).replace("Config", "Trainer")
+        home = "trl.experimental." if trainer in ("online_dpo", "gkd") else "trl.trainer."
+        inner = f"{trainer}.{trainer}_trainer" if "experimental" in home else f"{trainer}_trainer"
+        source = inspect.getsource(import_module(home + inner))
+        assert f"class {name}" in source
+        said = done_without(Recipe.of(trainer=trainer, loss_type="nll", dataset="chat"))
+        assert ("add_fused_lm_head(" in source) == bool(said)
+
+
+def test_an_older_trl_has_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl_spelling, "version", lambda _: "1.14.0")
+    whole = Recipe.off()
+    assert done_without(whole) == []
+    assert arguments(whole)["loss_type"] == "nll"
+    assert arguments(Recipe())["loss_type"] == "chunked_nll"
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_without_trl_each_trainer_says_how_to_get_it(trainer, monkeypatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(trl_spelling, "version", missing)
+    for spell in (arguments, done_without):
+        with pytest.raises(MemlabError, match="to_trl needs TRL: pip install"):
+            spell(Recipe.of(trainer=trainer))
 
 
 def test_online_dpo_needs_a_number_in_trl() -> None:

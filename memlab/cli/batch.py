@@ -1,7 +1,7 @@
 """The batch that a command measured, in words: its slots, and what another one could take."""
 
 from memlab.experiments import Recipe
-from memlab.experiments.rules import IN_PAIRS, TECHNIQUES, TRAINERS
+from memlab.experiments.rules import IN_GROUPS, IN_PAIRS, TECHNIQUES, TRAINERS
 from memlab.experiments.trainer_batches import last_rows, longest_row
 
 NEED_ROWS_OF_UNEQUAL_LENGTH = {"packing", "packing_strategy", "padding_free", "truncation_mode"}
@@ -42,7 +42,7 @@ def title(recipe: Recipe) -> str:
     if recipe.dataset == "full":
         return shape
     cut = f"max_length {recipe.max_length}" if recipe.max_length else "nothing cut"
-    if recipe.trainer in ("grpo", "rloo"):
+    if recipe.trainer in IN_GROUPS:
         cut = "prompts whole"
     return f"{shape} ({recipe.dataset}, {cut}, seed {recipe.seed})"
 
@@ -52,7 +52,7 @@ def other_batches(recipe: Recipe) -> str | None:
     if recipe.dataset == "full":
         return None
     longest, cut = longest_row(recipe), recipe.max_length
-    if cut is not None and recipe.trainer not in ("grpo", "rloo"):
+    if cut is not None and recipe.trainer not in IN_GROUPS:
         longest = cut if recipe.packing else min(longest, cut)
     return (
         f"one batch of {recipe.dataset}, as seed {recipe.seed} draws it: another may take more; "

@@ -39,9 +39,6 @@ AT_LEAST = {
     "num_generations": 2,  # a completion is judged beside others of its prompt
     "beta": 0.0,
 }
-KEEPS_DOCUMENTS_APART = (
-    *(None, "memlab_varlen", "flash_attention_2", "kernels-community/flash-attn2"),
-)
 OFF: dict[str, Any] = {
     "loss_type": "nll",
     "gradient_checkpointing": False,
@@ -57,7 +54,9 @@ class Recipe:
     technique off. None stands for the trainer's own value, see `rules.own`; for `loss_type` it is
     "chunked_nll", and "nll" with Liger. That switch says how all trainers make what they need of
     the logits; which loss they make of it changes no bytes. A batch is counted as in TRL: pairs
-    (DPO, Reward), rows (SFT, KTO, GKD), completions (GRPO, RLOO), prompts (Online DPO).
+    (DPO, Reward), rows (SFT, KTO, GKD), completions (GRPO, RLOO), prompts (Online DPO). The limit
+    of sampled completions is `max_completion_length` for all; TRL's Online DPO calls it
+    `max_new_tokens`.
 
     A value that can't work raises ValueError or TypeError naming the switch, the value and what
     would work.
@@ -120,7 +119,7 @@ class Recipe:
             if name in AT_LEAST and value is not None and value < AT_LEAST[name]:
                 least = AT_LEAST[name]
                 raise ValueError(f"{name}={value}: below {least}; give {least} or more")
-        self._check_pairs()
+        rules.check(self)
 
     def _flavour(self, loss_type: str) -> str:
         """Where another loss of the recipe's trainer is to be had; "" where it is unknown."""
@@ -133,74 +132,6 @@ class Recipe:
             f"changes no bytes of trainer={self.trainer!r}, and is an argument of memlab.trainers."
             f"{self.trainer}.train; a recipe's loss_type says how logits are made"
         )
-
-    def _check_pairs(self) -> None:
-        """Refuse switches that are fine alone and can't work together."""
-        rules.check(self)
-        self._check_head()
-        if self.max_length is None:
-            if self.packing:
-                raise ValueError("packing=True with max_length=None: give the length of a bin")
-            if self.dataset == "full":
-                raise ValueError(
-                    "max_length=None with dataset='full', whose rows are max_length tokens: give a "
-                    "number, or a data set such as 'docstrings'"
-                )
-        if self.packing and self.truncation_mode != "keep_start":
-            raise ValueError(
-                f"truncation_mode={self.truncation_mode!r} with packing=True: packing cuts at the "
-                "start of a row's tokens; give 'keep_start'"
-            )
-        if self.padding_free and self.packing and self.packing_strategy == "wrapped":
-            raise ValueError(
-                "padding_free=True with packing_strategy='wrapped', which cuts documents anywhere "
-                "and lets them mix: give 'bfd' or 'bfd_split', or padding_free=False"
-            )
-        attention = self.attn_implementation
-        if self.flattened and attention not in KEEPS_DOCUMENTS_APART:
-            switch = "padding_free=True" if self.padding_free else "packing=True"
-            raise ValueError(
-                f"attn_implementation={attention!r} with {switch}: documents of a row "
-                "would see each other; give 'memlab_varlen' or 'flash_attention_2'"
-            )
-        if attention == "memlab_varlen" and not self.flattened:
-            raise ValueError(
-                "attn_implementation='memlab_varlen' without padding_free=True or packing=True: it "
-                "has no documents to keep apart; give None"
-            )
-
-    def _check_head(self) -> None:
-        """Refuse a head that the trainer has not, and two that would do one thing."""
-        if self.loss_type == "dft" and self.trainer != "sft":
-            raise ValueError(
-                f"loss_type='dft' with trainer={self.trainer!r}: it weighs the labels of 'sft'; "
-                "give 'chunked_nll' or 'nll'"
-            )
-        if self.use_liger_kernel and self.loss_type != "nll":
-            raise ValueError(
-                f"loss_type={self.loss_type!r} with use_liger_kernel=True: Liger's loss is chunked "
-                "in its own way, and takes the place of the head; give loss_type='nll'"
-            )
-        if self.use_liger_kernel and self.padding_free and self.trainer != "sft":
-            raise ValueError(
-                f"padding_free=True with use_liger_kernel=True and trainer={self.trainer!r}: "
-                "Liger's loss takes a rectangle of padded rows; give one of the two"
-            )
-        if self.use_liger_kernel and self.fused_head:
-            raise ValueError(
-                f"fused_head={self.fused_head!r} with use_liger_kernel=True: each takes the place "
-                "of the head; give fused_head=None, or use_liger_kernel=False"
-            )
-        if self.fused_head and self.loss_type == "nll":
-            raise ValueError(
-                f"fused_head={self.fused_head!r} with loss_type='nll', which keeps all logits: "
-                "give loss_type='chunked_nll', or fused_head=None"
-            )
-        if self.fused_head == "fast" and self.trainer != "sft":
-            raise ValueError(
-                f"fused_head='fast' with trainer={self.trainer!r}: it makes gradients before the "
-                "loss of a whole sequence is known; give 'frugal'"
-            )
 
     @property
     def flattened(self) -> bool:

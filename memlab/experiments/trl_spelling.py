@@ -11,7 +11,7 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.experiments.recipe import Recipe
-from memlab.experiments.rules import TRAINERS, own
+from memlab.experiments.rules import IN_GROUPS, TRAINERS, own
 from memlab.models.compat import checkpointing_switch
 
 CONFIGS = {  # where TRL has a trainer's configuration; its last two are experimental there
@@ -24,7 +24,6 @@ CONFIGS = {  # where TRL has a trainer's configuration; its last two are experim
     "online_dpo": "trl.experimental.online_dpo.OnlineDPOConfig",
     "gkd": "trl.experimental.gkd.GKDConfig",
 }
-COMPLETIONS_ALONE = ("grpo", "rloo")  # no limit but that of completions
 NO_MULTIPLE = ("online_dpo", "gkd")
 ALL_LOGITS = ("online_dpo", "gkd")
 
@@ -42,18 +41,13 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
 
     Raises MemlabError without TRL, ValueError for a value that its trainer can't take.
     """
-    try:
-        major, minor = (int(part) for part in version("trl").split(".")[:2])
-    except PackageNotFoundError:
-        raise MemlabError(
-            "to_trl needs TRL: pip install 'trl>=1.16,<2' (memlab itself brings none)"
-        ) from None
+    always_chunked = _always_chunked()
     return {
         "per_device_train_batch_size": recipe.per_device_train_batch_size,
         "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
         **_rows(recipe),
         "max_steps": recipe.max_steps,
-        **_method(recipe, always_chunked=(major, minor) >= (1, 15)),
+        **_method(recipe, always_chunked=always_chunked),
         checkpointing_switch(): recipe.gradient_checkpointing,
         "optim": recipe.optim,
         "bf16": recipe.dtype == "bfloat16",
@@ -62,10 +56,21 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _always_chunked() -> bool:
+    """Whether the installed TRL chunks the head of all but `ALL_LOGITS`; MemlabError without."""
+    try:
+        major, minor = (int(part) for part in version("trl").split(".")[:2])
+    except PackageNotFoundError:
+        raise MemlabError(
+            "to_trl needs TRL: pip install 'trl>=1.16,<2' (memlab itself brings none)"
+        ) from None
+    return (major, minor) >= (1, 15)
+
+
 def _rows(recipe: Recipe) -> dict[str, Any]:
     """How rows are cut and laid into batches."""
     trainer, said = recipe.trainer, {}
-    if trainer not in COMPLETIONS_ALONE:
+    if trainer not in IN_GROUPS:
         said["max_length"] = None if cut_beforehand(recipe) else recipe.max_length
     if trainer == "online_dpo" and recipe.max_length is None:
         raise ValueError(
@@ -125,37 +130,59 @@ def _model(recipe: Recipe) -> dict[str, Any]:
 
 
 def done_without(recipe: Recipe) -> list[str]:
-    """What the recipe asks for and its trainer in TRL does not do, one line each."""
+    """What the recipe asks for and its trainer in TRL does not do, one line each.
+
+    Raises MemlabError without TRL.
+    """
     trainer = recipe.trainer
-    missing = {
-        "padding_free=True": (
+    all_logits = trainer in ALL_LOGITS
+    chunked = _always_chunked() and not all_logits and trainer != "reward"
+    missing = (  # whether it is asked for, how, and what TRL does
+        (
             recipe.padding_free and trainer != "sft",
+            "padding_free=True",
             "does without, and pads its rows",
         ),
-        f"pad_to_multiple_of={recipe.pad_to_multiple_of}": (
+        (
             recipe.pad_to_multiple_of is not None and trainer in NO_MULTIPLE,
+            f"pad_to_multiple_of={recipe.pad_to_multiple_of}",
             "does without, and pads to the longest row",
         ),
-        f"loss_type={recipe.loss_type!r}": (
-            recipe.loss_type != "nll" and trainer in ALL_LOGITS,
+        (
+            recipe.loss_type != "nll" and all_logits,
+            f"loss_type={recipe.loss_type!r}",
             "does without, and keeps all logits",
         ),
-        f"fused_head={recipe.fused_head!r}": (
+        (
+            recipe.loss_type == "nll" and not recipe.use_liger_kernel and chunked,
+            "loss_type='nll'",
+            "makes logits in chunks, and has no way back to all of them",
+        ),
+        (
             recipe.fused_head is not None,
-            f"does without, and {'keeps all logits' if trainer in ALL_LOGITS else 'has its own'}",
+            f"fused_head={recipe.fused_head!r}",
+            f"does without, and {'keeps all logits' if all_logits else 'has its own'}",
         ),
-        "use_liger_kernel=True": (
-            recipe.use_liger_kernel and trainer in ALL_LOGITS,
-            "has kernels for its layers, and keeps all logits",
+        (
+            recipe.use_liger_kernel,
+            "use_liger_kernel=True",
+            "has kernels for its layers, and "
+            f"{'keeps all logits' if all_logits else 'a chunked head of its own for the loss'}",
         ),
-        "max_length=None": (
+        (
             recipe.max_length is None and trainer == "gkd",
+            "max_length=None",
             "cuts all the same, at 1024 tokens or where its tokenizer ends",
         ),
-    }
+        (
+            recipe.dataset == "full" and trainer in IN_GROUPS,
+            f"max_length={recipe.max_length}",
+            "cuts completions only, so cut the prompts beforehand",
+        ),
+    )
     return [
         f"{setting}: TRL's {TRAINERS[trainer]} {does}"
-        for setting, (asked_for, does) in missing.items()
+        for asked_for, setting, does in missing
         if asked_for
     ]
 
