@@ -9,9 +9,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_padding_free import SCALAR, alive
 
 from memlab.data.bounds import efficiency, lower_bound
 from memlab.data.lengths import chat_like, lengths
+from memlab.experiments import Recipe
+from memlab.experiments.training import prepare
+from memlab.models.build import load_config
 from memlab.techniques import packing
 from memlab.techniques.packing import STRATEGIES, Ragged, pack, place
 
@@ -506,3 +510,26 @@ def test_efficiency():
 # The file on its own
 
 FILE = Path(packing.__file__)
+
+
+# ------------------------------------------------------------------------------------------ bytes
+
+
+def slots_and_bytes(recipe: Recipe) -> tuple[int, float]:
+    """The slots of the recipe's batch, and the bytes of activations kept for each of them."""
+    ((batch,),) = prepare(recipe, "gpu").steps
+    rows, longest = batch["input_ids"].shape
+    tables = 2 * 2 * load_config(recipe.model).head_dim * longest  # cos, sin: of positions, bf16
+    kept = sum(nbytes for _, nbytes in alive(recipe, "kept") if nbytes >= SCALAR)
+    return rows * longest, (kept - tables) / (rows * longest)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bytes_are_those_of_the_header(strategy):
+    bins, L = 3, 192
+    switches = {"model": "memlab/tiny", "dataset": "docstrings", "max_length": L, "max_steps": 1}
+    padded = Recipe.off(**switches, per_device_train_batch_size=bins)
+    _, a = slots_and_bytes(padded)
+    slots, found = slots_and_bytes(padded.replace(packing=True, packing_strategy=strategy))
+    assert found == a == int(a)
+    assert 0.95 * bins * L < slots <= bins * L
