@@ -103,7 +103,7 @@ register()
 
 # Files that may be longer than 150 lines, and why.
 LONGER = {
-    "fused_head": 347,  # three kernels, a torch twin of each, and two orders of one computation
+    "fused_head": 362,  # three kernels, a torch twin of each, and two orders of one computation
 }
 
 

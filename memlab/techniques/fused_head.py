@@ -16,6 +16,7 @@ Unlike    Liger: dw is summed in fp32 (theirs by default in w's dtype), -100 row
 """
 
 import functools
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ class _MadeInForward(torch.autograd.Function):
     @_alone
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, dft, wanted):
         h_c = h[rows[:chunk]].to(w.dtype)
-        z = _raw(h_c, w, bias)  # before all else: the card has stood still until `rows` were counted
+        z = _raw(h_c, w, bias)  # before all else: the card stood still until `rows` were counted
         y_n, make = _labels(w, y, rows), {"device": h.device}
         make["dtype"] = torch.promote_types(w.dtype, torch.float32)
         logp, weight = torch.empty(len(rows), **make), torch.ones(len(rows), **make)
@@ -282,7 +283,7 @@ def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded onc
     return out
 
 
-def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, softcap: float | None):
+def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk, scale, softcap) -> None:
     if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
         raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
@@ -292,10 +293,23 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk: int, sof
         raise TypeError(f"h and w must be floats and y int64, not {h.dtype}, {w.dtype}, {y.dtype}")
     if len(y) == 0:
         raise ValueError("y is empty: give at least one label, -100 where there is no loss")
-    if type(chunk) is not int or chunk < 1:
+    if type(chunk) is bool or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk={chunk!r}: give the rows of a chunk, an int of at least 1")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap={softcap}: give a finite positive number, or None for no cap")
+    if not isinstance(scale, Real):
+        raise TypeError(f"logit_scale={scale!r}: give a number, 1.0 for no scale")
+    capped = isinstance(softcap, Real) and 0 < float(softcap) < float("inf")
+    if softcap is not None and not capped:
+        raise ValueError(f"softcap={softcap!r}: give a finite positive number, or None for no cap")
+
+
+def _divisor(items: Any, y: Tensor) -> Any:  # labels of the step, at least 1
+    items = (y != -100).sum() if items is None else items
+    if isinstance(items, Tensor):  # not read: that would wait for its card
+        return items.clamp(min=1)
+    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
+    if wrong or (items == 0 and (y != -100).any()):
+        raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
+    return max(float(items), 1.0)
 
 
 def fused_token_logprobs(
@@ -304,10 +318,10 @@ def fused_token_logprobs(
     """Log-probability of each label, (N,), at least fp32, 0 where -100; what frugal builds on.
 
     h (N, D), w (V, D), y (N,) int64, bias (V,). A tile of words holds as many logits as `chunk`
-    rows do. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes.
+    rows do. ValueError: shapes, y empty, chunk, softcap. TypeError: dtypes, logit_scale.
     """
-    _check(h, w, y, bias, chunk, softcap)
-    options = (y != -100).nonzero()[:, 0], chunk, logit_scale, softcap
+    _check(h, w, y, bias, chunk, logit_scale, softcap)
+    options = (y != -100).nonzero()[:, 0], int(chunk), logit_scale, softcap
     return _Recomputed.apply(h, w, y, bias, *options)
 
 
@@ -328,20 +342,21 @@ def fused_cross_entropy(
 
     Shapes and errors as above; `chunk` None: 3072 rows, 4224 where D is at most 1024, 1024 with a
     frozen head, frugal 2048.
-    The logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias).
+    The logits are softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias). ValueError,
+    too: loss_type, num_items_in_batch.
     """
     if loss_type not in ("nll", "dft"):
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
     if chunk is None:
-        trained = 3072 if w.shape[1] > 1024 else 4224  # as many bytes, with the fp32 gradient of w
+        trained = 3072 if w.shape[-1] > 1024 else 4224  # as many bytes, with the fp32 gradient of w
         chunk = 2048 if frugal else trained if w.requires_grad else 1024
-    _check(h, w, y, bias, chunk, softcap)
-    options = (y != -100).nonzero()[:, 0], chunk, logit_scale, softcap
+    _check(h, w, y, bias, chunk, logit_scale, softcap)
+    divisor = _divisor(num_items_in_batch, y)
+    options = (y != -100).nonzero()[:, 0], int(chunk), logit_scale, softcap
     if frugal:
         logp = _Recomputed.apply(h, w, y, bias, *options)
         total = -(logp if loss_type == "nll" else logp * logp.detach().exp()).sum()
     else:
         made = loss_type == "dft", torch.is_grad_enabled()
         total = _MadeInForward.apply(h, w, y, bias, *options, *made)
-    count = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
-    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+    return total / divisor
