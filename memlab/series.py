@@ -51,7 +51,7 @@ def series_folder() -> Path:
 def find_lessons(wanted: Iterable[str] = ()) -> list[Lesson]:
     """The lessons in numerical order: all, or those `wanted` by number or name ("6", "06_chunked").
 
-    Raises ValueError for one that doesn't exist.
+    Raises ValueError for one that doesn't exist, MemlabError where the series is not installed.
     """
     lessons = [
         Lesson(match[1], path)
@@ -77,7 +77,7 @@ def copy_series(folder: Path, *, solutions: bool = False) -> Copied:
 
     With `solutions`, both stay, and the instructors' notes come too. A file that the user changed
     is never overwritten: a hidden manifest holds what was written; an unchanged copy is updated.
-    Raises OSError where the folder can't be written.
+    Raises OSError where the folder can't be written, MemlabError where there is no series to copy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / MANIFEST

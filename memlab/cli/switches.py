@@ -13,7 +13,7 @@ NONE = ("none", "null")
 
 def base_recipe(options: argparse.Namespace, base: str, **switches: Any) -> Recipe:
     """`Recipe.off` or `Recipe.defaults` with the model, trainer, data and sizes of the options,
-    then `switches`."""
+    then `switches`. Raises ValueError for a max_length of another type, and as `Recipe.of`."""
     named = {
         "model": options.model,
         "trainer": options.trainer,
@@ -46,7 +46,7 @@ def parse_switches(texts: list[str]) -> dict[str, Any]:
 
 
 def parse_value(name: str, text: str, types: tuple[type, ...]) -> Any:
-    """`text` as the first of `types` that it spells."""
+    """`text` as the first of `types` that it spells. Raises ValueError where it spells none."""
     lower = text.lower()
     if type(None) in types and lower in NONE:
         return None

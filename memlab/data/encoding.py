@@ -103,8 +103,8 @@ def tokenize_preference(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
 def tokenize_unpaired_preference(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Rows with `prompt_ids`, `completion_ids` and the bool `label`, whole: KTO's judged answers.
 
-    From columns prompt, completion and label (true: desirable). Raises as `tokenize_preference`,
-    and for a label that is neither true nor false.
+    From columns prompt, completion and label (true: desirable). Raises ValueError as
+    `tokenize_preference`, and for a label that is neither true nor false.
     """
     _need(dataset, "prompt", "completion", "label")
 
@@ -122,7 +122,7 @@ def tokenize_unpaired_preference(dataset: Dataset, tokenizer: PreTrainedTokenize
 def tokenize_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Rows with `prompt_ids`, whole, of the column prompt, for trainers that complete prompts.
 
-    Raises as `tokenize_preference`.
+    Raises ValueError as `tokenize_preference`.
     """
     _need(dataset, "prompt")
 

@@ -57,7 +57,10 @@ def rows(kind: str) -> tuple[Row, ...]:
 
 
 def lengths(kind: str) -> tuple[int, ...]:
-    """The token lengths alone of a kind's rows, for histograms and packing. Raises as `rows`."""
+    """The token lengths alone of a kind's rows, for histograms and packing.
+
+    Raises ValueError for an unknown kind, MemlabError for a data file that can't be read.
+    """
     return tuple(row.length for row in rows(kind))
 
 

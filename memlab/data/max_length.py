@@ -44,31 +44,37 @@ class Lengths:
         self._tokens_before = np.concatenate([[0], self.ascending.cumsum()])  # (R + 1,)
 
     def tokens(self, max_length: Any) -> Any:
-        """Tokens left of all rows: the shorter rows' own, and max_length of each other one."""
+        """Tokens left of all rows: the shorter rows' own, and max_length of each other one.
+
+        Raises ValueError for a max_length below 1, as all that ask about one.
+        """
         shorter = self._shorter(max_length)
         return self._tokens_before[shorter] + (len(self.ascending) - shorter) * max_length
 
     def lost(self, max_length: Any) -> Any:
-        """Tokens cut away."""
+        """Tokens cut away. Raises ValueError as `tokens`."""
         return self.total - self.tokens(max_length)
 
     def kept(self, max_length: Any) -> Any:
-        """Share of the tokens that is left, 0 to 1."""
+        """Share of the tokens that is left, 0 to 1. Raises ValueError as `tokens`."""
         return self.tokens(max_length) / self.total
 
     def cut(self, max_length: Any) -> Any:
-        """Number of rows that lose tokens."""
+        """Number of rows that lose tokens. Raises ValueError as `tokens`."""
         return len(self.ascending) - self._shorter(max_length)
 
     def shortest(self, share: float) -> int:
-        """The smallest max_length that keeps at least this share of the tokens."""
+        """The smallest max_length that keeps at least this share of the tokens.
+
+        Raises ValueError for a share outside ]0, 1].
+        """
         if not 0 < share <= 1:
             raise ValueError(f"share={share!r}: give a share of the tokens above 0 and up to 1")
         return bisect_left(range(1, self.longest + 1), share, key=self.kept) + 1
 
     def padding(self, max_length: Any, batch_size: int) -> Any:
         """Share of the slots that are padding: rows cut, then each batch of `batch_size` rows, in
-        the order given, padded to its longest."""
+        the order given, padded to its longest. Raises ValueError for either below 1."""
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: give at least 1")
         longest, batch_rows = batch_widths(self.in_order, batch_size)

@@ -151,7 +151,7 @@ class Comparison:
 def compare(
     before: Recipe, after: Recipe, *, device: str = "auto", cache: bool = True
 ) -> Comparison:
-    """Measure both recipes on one device. Raises as `measure` does."""
+    """Measure both recipes on one device. Raises ValueError and MemlabError as `measure` does."""
     return Comparison(
         before,
         after,

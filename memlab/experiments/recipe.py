@@ -140,18 +140,24 @@ class Recipe:
 
     @classmethod
     def off(cls, **switches: Any) -> Recipe:
-        """Every technique off, then `switches`."""
+        """Every technique off, then `switches`. Raises ValueError, TypeError as `of`."""
         return cls.of(**{**OFF, **switches})
 
     @classmethod
     def defaults(cls, **switches: Any) -> Recipe:
-        """What TRL has on by default (checkpointing, the chunked loss), then `switches`."""
+        """What TRL has on by default (checkpointing, the chunked loss), then `switches`.
+
+        Raises ValueError, TypeError as `of`.
+        """
         return cls.of(**switches)
 
     @classmethod
     def of(cls, **switches: Any) -> Recipe:
-        """A recipe of these switches; an unknown name raises ValueError with the nearest known
-        ones."""
+        """A recipe of these switches.
+
+        Raises ValueError for an unknown name, with the nearest known ones, and for a value or a
+        pair of values that can't work; TypeError for a switch that no trainer has any more.
+        """
         known = switch_types()
         for name in switches:
             if name == "max_prompt_length":

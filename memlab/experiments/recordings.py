@@ -86,7 +86,10 @@ def load(path: Path) -> Iterator[Recording]:
 
 
 def recorded(recipe: Recipe) -> Measurement | None:
-    """The card's reading of exactly this recipe, where it was recorded."""
+    """The card's reading of exactly this recipe, where it was recorded.
+
+    Raises MemlabError where the file of recordings is missing or broken.
+    """
     for recording in recordings():
         if recording.recipe == recipe:
             return recording.reading
@@ -97,6 +100,7 @@ def price(before: Recipe, after: Recipe) -> str:
     """What `after` costs in time: "+8 % (NVIDIA H200, recorded)", or "—" where not recorded.
 
     "within noise" in place of the share where it can't be told, as `step_price` says.
+    Raises MemlabError as `recorded`.
     """
     slow, fast = recorded(after), recorded(before)
     said = step_price(fast, slow) if slow and fast else None

@@ -44,7 +44,10 @@ def _kept_run(recipe: Recipe, chunk: int | None, model: str) -> Meter:
 
 
 def simulated_run(recipe: Recipe, *, chunk: int | None = None) -> Meter:
-    """The meter after all steps of the recipe on the simulated GPU, its last step marked."""
+    """The meter after all steps of the recipe on the simulated GPU, its last step marked.
+
+    Raises MemlabError where no GPU can be simulated, or inside torch.inference_mode().
+    """
     simulated_device()  # says what is missing before anything is built
     if torch.is_inference_mode_enabled():
         raise MemlabError("a training step can't run inside torch.inference_mode(): leave it first")

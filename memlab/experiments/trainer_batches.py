@@ -70,15 +70,15 @@ def step_batches(
 
 
 def last_step(recipe: Recipe) -> list[Any]:
-    """The content of the step that is measured, the last, with zeros for ids. Raises as
-    `step_batches`."""
+    """The content of the step that is measured, the last, with zeros for ids. Raises ValueError
+    as `step_batches`."""
     return step_batches(recipe, count=recipe.max_steps, vocab_size=1, fill="zeros")[-1]
 
 
 def last_rows(recipe: Recipe) -> list[Rows]:
     """The rows of each micro-batch of the step that is measured, as the policy trains on them: both
-    sides of pairs, and prompts with completions of max_completion_length tokens. Raises as
-    `step_batches`."""
+    sides of pairs, and prompts with completions of max_completion_length tokens. Raises
+    ValueError as `step_batches`."""
     step = last_step(recipe)
     if recipe.trainer not in ONLINE:
         return [_rows(batch) for batch in step]

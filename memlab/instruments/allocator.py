@@ -150,7 +150,7 @@ class CachingAllocator:
     `allocated_bytes` and `reserved_bytes` are what `torch.cuda.memory_allocated` and
     `memory_reserved` show; the peaks are since the start or the last `reset_peaks`; `retries`
     counts releases under memory pressure. `capacity_bytes` bounds the reserved (None: no bound).
-    An allocation of 0 bytes holds nothing, as in torch.
+    An allocation of 0 bytes holds nothing, as in torch. Raises ValueError for a capacity below 1.
     """
 
     def __init__(
@@ -203,7 +203,10 @@ class CachingAllocator:
         block.pool.put_joined(block)
 
     def replay(self, events: Iterable[tuple[Hashable, int]]) -> None:
-        """Run (key, nbytes) events in order: nbytes >= 0 allocates, below 0 frees the key."""
+        """Run (key, nbytes) events in order: nbytes >= 0 allocates, below 0 frees the key.
+
+        Raises ValueError and KeyError as `malloc` and `free`.
+        """
         for key, nbytes in events:
             if nbytes < 0:
                 self.free(key)

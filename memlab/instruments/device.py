@@ -64,6 +64,7 @@ def simulated_gpu() -> Iterator[torch.device]:
 
     Integer tensors keep real twins on the host (see `twins`), so data-dependent code works. Enter a
     `Meter` inside this context to count. Backward runs in the calling thread, where the modes are.
+    Raises MemlabError as `simulated_device`.
     """
     device = torch.device(simulated_device())
     lifted = torch._C._only_lift_cpu_tensors()

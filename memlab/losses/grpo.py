@@ -116,7 +116,10 @@ def clipped(
 
 
 def groups(rewards: Tensor, num_generations: int) -> Tensor:
-    """rewards (B,) -> (B / num_generations, num_generations), at least fp32, checked."""
+    """rewards (B,) -> (B / num_generations, num_generations), at least fp32.
+
+    Raises ValueError for other shapes or parts of groups, TypeError for other dtypes.
+    """
     whole("num_generations", num_generations, 2, ALONE)
     (rewards,) = floats("(B,)", rewards=rewards)
     if len(rewards) % num_generations:

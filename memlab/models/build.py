@@ -52,7 +52,10 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def config_digest(name: str) -> str:
-    """Tells apart what `name` stood for at different times: a folder's configuration may change."""
+    """Tells apart what `name` stood for at different times: a folder's configuration may change.
+
+    Raises ValueError as `load_config`.
+    """
     if preset(name) is not None:
         return "preset"
     content = load_config(name).to_json_string(use_diff=False)
@@ -144,7 +147,8 @@ def build_meta(
     """The model without memory: every parameter and buffer on the meta device.
 
     `attn_implementation` is a name as `memlab.models.attention.resolve_attention` returns it;
-    None takes its default. Parameters are of `dtype`; rotary frequencies stay fp32.
+    None takes its default. Parameters are of `dtype`; rotary frequencies stay fp32. Raises
+    ValueError as `load_config`.
     """
     config = load_config(model) if isinstance(model, str) else copy.deepcopy(model)
     attention = attn_implementation or resolve_attention(config, None, "cpu")
@@ -159,7 +163,8 @@ def materialize(model: M, device: torch.device | str, *, init: bool = False, see
     device already move to `device`. Works tensor by tensor, so also inside FakeTensorMode, where
     `module.to()` fails. With `init` (real devices only) the values are those of the
     architecture's own initialisation, drawn from `seed` (other numbers on CUDA than on a CPU),
-    rotary frequencies included; without it they are whatever the memory holds.
+    rotary frequencies included; without it they are whatever the memory holds. Raises TypeError for
+    `init` of a model that is not transformers'.
     """
     made: dict[int, torch.Tensor] = {}
     kept = []  # keeps the originals alive, so that no id is used twice

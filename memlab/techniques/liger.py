@@ -97,7 +97,7 @@ def _rotating(kind: type[nn.Module], gemma: bool) -> Callable[..., Any]:
 def cross_entropy(
     h, w, y, *, bias=None, logit_scale=1.0, softcap=None, num_items_in_batch=None
 ) -> Tensor:  # h (N, D), w (V, D), y (N,) int64, -100 where there is no loss, bias (V,)
-    """Sum of -log p(label), / the labels of the step (None: these); fp32. ValueError as above."""
+    """Sum of -log p(label) / the step's labels (None: these); fp32. ValueError, ImportError."""
     if logit_scale != 1:
         raise _refusal(f"with {logit_scale=}", "a model without one")
     if softcap is not None and (isinstance(softcap, str) or not softcap > 0):
@@ -125,7 +125,8 @@ def _check_device(tensor: Tensor) -> None:
 
 @cache
 def load() -> tuple[Any, list[tuple[Any, Any, Any]]]:
-    """Liger's operators, and functions of its that ask for "cuda" (`_codes`). Allocates once."""
+    """Liger's operators, and functions of its that ask for "cuda" (`_codes`). Allocates once.
+    Raises ImportError without liger-kernel."""
     try:
         from liger_kernel import ops
         from liger_kernel.ops import fused_linear_cross_entropy, rms_norm

@@ -31,7 +31,7 @@ def dpo(
     label_smoothing: float = 0.0,
     **head: Any,  # bias (V,), logit_scale, softcap
 ) -> Tensor:
-    """Sum over pairs / `num_pairs` of the step (None: these). ValueError: what Liger has not."""
+    """Sum over pairs / `num_pairs` (None: these). ValueError: not Liger's; ImportError: no Liger"""
     if loss_type not in ("sigmoid", "robust", "hinge"):
         raise _refusal("loss_type", loss_type, "'sigmoid', 'robust' or 'hinge'")
     if label_smoothing and loss_type != "robust":
@@ -62,7 +62,7 @@ def kto(
     undesirable_weight: float = 1.0,
     **head: Any,
 ) -> Tensor:
-    """Sum over rows / `num_rows` of the step (None: these). ValueError: weights."""
+    """Sum over rows / `num_rows` (None: these). ValueError: not Liger's; ImportError: no Liger"""
     if (weights := (desirable_weight, undesirable_weight)) != (1, 1):
         raise _refusal("desirable_weight, undesirable_weight", weights, "1.0 for both")
     loss = _liger("KTO", beta=beta, use_ref_model=True)
@@ -87,7 +87,7 @@ def grpo(
     max_completion_length: int | None = None,
     **head: Any,  # a logit_scale above 0, too
 ) -> Tensor:
-    """This call's part of a step of `num_items` completions ("grpo", "dr_grpo") or tokens."""
+    """Part of a step of `num_items` completions (*grpo), tokens. ValueError, ImportError as dpo"""
     if loss_type not in ("grpo", "dr_grpo", "dapo", "bnpo"):
         raise _refusal("loss_type", loss_type, "'grpo', 'dr_grpo', 'dapo' or 'bnpo'")
     if loss_type == "dr_grpo" and not max_completion_length:
@@ -108,7 +108,7 @@ def grpo(
 def jsd(
     h, w, y, *, teacher: dict[str, Any], num_items_in_batch=None, beta=0.5, temperature=1.0, **head
 ) -> Tensor:
-    """h (N, D), w (V, D), y (N,): sum of the generalized JSD over labels, / those of the step."""
+    """h (N, D), w (V, D), y (N,): sum of JSD / the step's labels. ValueError, ImportError as dpo"""
     if len(teacher["w"]) != len(w):
         raise _refusal("teacher's vocabulary", len(teacher["w"]), f"the student's {len(w)}")
     loss = _liger("JSD", beta=beta, temperature=temperature, weight_hard_loss=0, weight_soft_loss=1)

@@ -100,7 +100,10 @@ def _whole(value: Any) -> bool:
 
 
 def padded_length(length: int, multiple: int | None) -> int:
-    """Columns that `length` tokens take: multiple * ceil(length / multiple), None: their number."""
+    """Columns that `length` tokens take: multiple * ceil(length / multiple), None: their number.
+
+    Raises TypeError for a multiple that is no int, ValueError for one below 1.
+    """
     if multiple is None:
         return length
     if isinstance(multiple, bool) or not isinstance(multiple, int | np.integer):
@@ -111,12 +114,18 @@ def padded_length(length: int, multiple: int | None) -> int:
 
 
 def slots(lengths: Sequence[int], *, multiple: int | None = None) -> int:
-    """Entries of the batch that rows of these lengths (B,) make: tokens and padding together."""
+    """Entries of the batch that rows of these lengths (B,) make: tokens and padding together.
+
+    Raises TypeError and ValueError as `padded_length`.
+    """
     return len(lengths) * padded_length(max(lengths, default=0), multiple)
 
 
 def shapes(
     batches: Iterable[Sequence[int]], *, multiple: int | None = None
 ) -> set[tuple[int, int]]:
-    """The different (B, T) among batches given as lengths: what a compiled model meets."""
+    """The different (B, T) among batches given as lengths: what a compiled model meets.
+
+    Raises TypeError and ValueError as `padded_length`.
+    """
     return {(len(b), padded_length(max(b, default=0), multiple)) for b in batches}

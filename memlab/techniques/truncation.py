@@ -31,7 +31,7 @@ def truncate_sft(rows: Rows, max_length: int | None, *, truncation_mode="keep_st
 
 
 def truncate_padded(rows: Rows, max_length: int | None, *, truncation_mode="keep_start"):
-    """truncate_sft done wrong: padded on the right to the longest row, then cut, into lists.
+    """truncate_sft (its ValueError, TypeError) done wrong: padded on the right and then cut, lists.
     keep_end leaves short rows nothing but padding; rows without a label stay, and give a NaN."""
     rows, pads = _need(rows, "input_ids", "labels"), {"labels": [IGNORE]}
     longest = max((len(row["labels"]) for row in rows), default=0)
@@ -42,7 +42,7 @@ def truncate_padded(rows: Rows, max_length: int | None, *, truncation_mode="keep
 def truncate_dpo(rows: Rows, max_length, *, truncation_mode="keep_start", **removed) -> list[dict]:
     """`prompt_ids`, `chosen_ids`, `rejected_ids` -> prompt + completion as `chosen_input_ids` and
     `chosen_completion_mask` (1 = completion), likewise `rejected_`. With keep_start, rows whose
-    prompt alone fills max_length are dropped first. TypeError: switches that TRL has removed."""
+    prompt alone fills max_length go first. TypeError: removed switches; ValueError: as above."""
     for switch, value in removed.items():
         raise TypeError(f"{switch}={value!r}: no switch of DPO; filter or cut the rows beforehand")
     sides = {"chosen_": "chosen_ids", "rejected_": "rejected_ids"}
@@ -51,28 +51,28 @@ def truncate_dpo(rows: Rows, max_length, *, truncation_mode="keep_start", **remo
 
 def truncate_kto(rows: Rows, max_length: int | None) -> list[dict]:
     """`prompt_ids`, `completion_ids`, perhaps `KL_completion_ids` -> `input_ids` and
-    `completion_mask`, likewise `KL_`; cut and dropped as truncate_dpo does with keep_start."""
+    `completion_mask`, likewise `KL_`; cut and dropped as by truncate_dpo: ValueError, TypeError."""
     rows, name = [*rows], "KL_completion_ids"
     kl = {"KL_": name} if any(name in row for row in rows) else {}
     return _join(rows, _part(max_length), {"": "completion_ids", **kl})
 
 
 def truncate_reward(rows: Rows, max_length: int | None) -> list[dict]:
-    """Pairs of `chosen_ids` and `rejected_ids`: never cut, dropped if a side is too long."""
+    """`chosen_ids`, `rejected_ids`: never cut, dropped if one is too long. ValueError, TypeError."""
     limit, rows = _part(max_length).stop, _need(rows, *(sides := ("chosen_ids", "rejected_ids")))
     return [dict(r) for r in rows if limit is None or max(len(r[name]) for name in sides) <= limit]
 
 
 def truncate_completions(rows: Rows, max_completion_length: int | None) -> list[dict]:
     """GRPO, RLOO: the first tokens stay, of `completion_ids` and each column beside it; a column
-    whose name begins with "prompt" is never cut."""
+    whose name begins with "prompt" is never cut. ValueError, TypeError: as truncate_sft."""
     part = _part(max_completion_length, switch="max_completion_length")
     return _cut(rows, part, ("completion_ids",), lambda name: not name.startswith("prompt"))
 
 
 def truncate_prompts(rows: Rows, max_length: int | None) -> list[dict]:
     """Online DPO, a whole batch: `prompt_ids` (and prompt_ columns) lose tokens on the left, until
-    the padded prompts fit into max_length beside the longest of `completion_ids`."""
+    padded they fit in max_length beside the longest completion. ValueError, TypeError: as above."""
     part, rows = _part(max_length), _need(rows, "completion_ids")
     longest = max((len(row["completion_ids"]) for row in rows), default=0)
     if max_length is not None:
@@ -83,7 +83,7 @@ def truncate_prompts(rows: Rows, max_length: int | None) -> list[dict]:
 
 def truncate_gkd(rows: Rows, max_length: int | None) -> list[dict]:
     """The last tokens of `input_ids`, `labels` and masks stay, and so does a row without a label.
-    ValueError, as in TRL: one without a prompt (-100) at its start, for GKD generates from it."""
+    ValueError, as in TRL: no prompt (-100) at its start to generate from. TypeError: as above."""
     cut = _cut(rows, _part(max_length, "keep_end"), ("input_ids", "labels"))
     for i, row in enumerate(cut):
         if [*row["labels"][:1]] != [IGNORE]:

@@ -38,7 +38,7 @@ def varlen_attention(
     On CUDA by one flash kernel, in bf16 and fp16 only: other types raise ValueError. Elsewhere
     document by document, which any type and device can do. ValueError too for a window below 1 and,
     where the values of cu_seqlens are at hand (a card's would have to be waited for), for documents
-    that don't add up to N tokens or are longer than max_seqlen.
+    that don't add up to N tokens or are longer than max_seqlen. TypeError: a size is no int.
     """
     for name, value in (("max_seqlen", max_seqlen), ("window", window)):
         if value is not None and (type(value) is bool or not hasattr(value, "__index__")):
@@ -103,7 +103,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """`varlen_attention` as transformers calls it: output (1, N, H, D), no weights.
 
-    Raises ValueError where documents can't be told apart, and for softcapping and dropout.
+    Raises ValueError where documents can't be told apart, and for softcapping and dropout; what
+    `varlen_attention` raises (TypeError, ValueError) too.
     """
     if cu_seq_lens_q is None or max_length_q is None or query.shape[0] != 1:
         raise ValueError(

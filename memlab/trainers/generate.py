@@ -137,6 +137,7 @@ def _made_up(cache: Any, length: int, config: Any) -> Any:
 
 
 def stop_ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
+    """The tokens that end a completion, as a list. Raises TypeError for no int nor list."""
     if eos_token_id is None:
         return []
     return [eos_token_id] if isinstance(eos_token_id, int) else [*eos_token_id]

@@ -60,7 +60,7 @@ def referring(
 
 
 def check(model: torch.nn.Module, head: HeadParts, reference: HeadParts | None) -> None:
-    """Raise the errors of `referring` before a step has run."""
+    """Raise the errors of `referring`, ValueErrors, before a step has run."""
     if reference is None and not hasattr(model, "disable_adapter"):
         raise ValueError(
             f"reference=None: {type(model).__name__} has no peft adapter to switch off; give "

@@ -56,7 +56,8 @@ def rollout(
     **options: Any,
 ) -> Rollout:
     """As `rollouts.rollout`, by the engine `llm`: `push`, then `complete`, whose `options` these
-    are. Give `functools.partial(rollout, llm, model, ...)` to a trainer. Raises what they raise.
+    are. Give `functools.partial(rollout, llm, model, ...)` to a trainer. Raises what they
+    raise: ValueError, MemlabError.
     """
     rows = [row.cpu() for row in checked(prompts, pad_to_multiple_of)]
     push(llm, model)
@@ -89,7 +90,8 @@ def complete(
 
     `generator` draws a seed for each one (slower in vLLM); None leaves it to the engine's own seed.
     Raises ValueError for an empty prompt, lengths out of range, and what vLLM would change without
-    an error: temperatures between 0 and 0.01, completions that its max_model_len cuts.
+    an error: temperatures between 0 and 0.01, completions that its max_model_len cuts. TypeError
+    for what is no number, MemlabError without vLLM.
     """
     whole("max_completion_length", max_completion_length, 1)
     number("temperature", temperature, lambda t: t == 0 or t >= 0.01, "at least 0.01, or 0: greedy")

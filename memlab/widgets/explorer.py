@@ -78,7 +78,10 @@ class Explore(Live):
         self.redraw()
 
     def simulate(self) -> None:
-        """Simulates the fields' values and shows them too; raises what that raises."""
+        """Simulates the fields' values and shows them too.
+
+        Raises ValueError without an `exact` function, and what that raises.
+        """
         if self._exact is None:
             raise ValueError("explore: no exact=... function was given to simulate with")
         setting = {**self.setting, **{axis: field.value for axis, field in self.fields.items()}}

@@ -63,7 +63,10 @@ PROMPT, TOGETHER = 256, 8  # tokens; completions that lesson 13 trains on togeth
 
 
 def of_completions(setting: Setting) -> Setting:
-    """A step of so many `completions` of PROMPT tokens each, trained on TOGETHER at a time."""
+    """A step of so many `completions` of PROMPT tokens each, trained on TOGETHER at a time.
+
+    Raises ValueError for completions that are no multiple of TOGETHER.
+    """
     completions, length = setting["completions"], setting["max_completion_length"]
     assert isinstance(completions, int)
     assert isinstance(length, int)

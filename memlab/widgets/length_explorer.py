@@ -142,6 +142,7 @@ class ExploreLengths(Live):
         """Simulates the field's max_length, for the other controls as they are, and marks it.
 
         A row has no more tokens than the data set's longest: beyond it the field goes back there.
+        Raises ValueError without an `exact` function, and what that raises.
         """
         if self._exact is None:
             raise ValueError("explore_lengths: no exact=... function was given to simulate with")

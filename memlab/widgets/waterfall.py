@@ -224,7 +224,10 @@ class ExploreWaterfall(Live):
         self.redraw()
 
     def simulate(self) -> None:
-        """Simulates the field's length, none and all kernels; raises what that raises."""
+        """Simulates the field's length, none and all kernels.
+
+        Raises ValueError without an `exact` function, and what that raises.
+        """
         if self._exact is None:
             raise ValueError("explore_waterfall: no exact=... function was given to simulate with")
         length, said = self.field.value, []
