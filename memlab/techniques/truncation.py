@@ -58,7 +58,7 @@ def truncate_kto(rows: Rows, max_length: int | None) -> list[dict]:
 
 
 def truncate_reward(rows: Rows, max_length: int | None) -> list[dict]:
-    """`chosen_ids`, `rejected_ids`: never cut, dropped if one is too long. ValueError, TypeError."""
+    """`chosen_ids`, `rejected_ids`: never cut, dropped if one is too long. ValueError, TypeError"""
     limit, rows = _part(max_length).stop, _need(rows, *(sides := ("chosen_ids", "rejected_ids")))
     return [dict(r) for r in rows if limit is None or max(len(r[name]) for name in sides) <= limit]
 
