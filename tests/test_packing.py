@@ -316,6 +316,18 @@ def test_ragged_rows_may_lie_anywhere(strategy):
     assert cut == pack(rows, 5, strategy=strategy)["input_ids"]
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", [">i4", "<u8", "f2", "g", "?"])
+def test_ragged_of_any_number_type_and_stride(strategy, dtype):
+    values = np.arange(20).astype(dtype)[::2]
+    column = Ragged(values, np.array([7, 0, 4]), np.array([10, 4, 9]))
+    rows = [values[a:b].tolist() for a, b in zip(column.starts, column.stops, strict=True)]
+    packed = pack(column, 4, strategy=strategy)["input_ids"]
+    cut = [packed.values[a:b].tolist() for a, b in zip(packed.starts, packed.stops, strict=True)]
+    assert cut == pack(rows, 4, strategy=strategy)["input_ids"]
+    assert packed.values.dtype == np.dtype(dtype).newbyteorder("=")
+
+
 def test_the_input_stays_as_it_is():
     arrays = [np.arange(5), np.arange(2)]
     rows = [[1, 2, 3, 4, 5], [6, 7]]

@@ -138,9 +138,13 @@ def _contiguous(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     values, starts, stops = rows.values, rows.starts, rows.stops
     if np.array_equal(starts[1:], stops[:-1]):
         return values, np.append(starts[:1], stops) if len(starts) else np.zeros(1, np.int64)
-    spans = zip(starts.tolist(), stops.tolist(), strict=True)
-    joined = np.concatenate([values[:0], *(values[a:b] for a, b in spans)])
-    return joined, np.append(0, np.cumsum(stops - starts))
+    offsets = np.append(0, np.cumsum(stops - starts))
+    joined = np.empty(offsets[-1], values.dtype)
+    source, target = values.data, joined.data  # quicker than an array a row
+    spans = (x.tolist() for x in (starts, stops, offsets[:-1], offsets[1:]))
+    for start, stop, to, end in zip(*spans, strict=True):
+        target[to:end] = source[start:stop]
+    return joined, offsets
 
 
 def _array(rows: Any, kind: pa.DataType | None) -> pa.ChunkedArray:

@@ -32,46 +32,41 @@ class Placement(NamedTuple):
 
 
 def _moves(sizes: np.ndarray, counts: np.ndarray, L: int) -> np.ndarray:
-    """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 4), in time: room,
-    left, bins, each: `bins` bins with `room` free took `each` items each and kept `left`."""
-    waiting = dict(zip((L - sizes[sizes > L // 2]).tolist(), counts.tolist(), strict=False))
-    later, moves = [*waiting], [x for room, n in waiting.items() for x in (L, room, n, 1)]  # alone
-    wider, room, free = [], L, int(counts.sum()) + 1  # the tightest room that suffices, its bins
-    for length, count in zip(*np.stack([sizes, counts])[:, len(later) :].tolist(), strict=True):
-        while later and later[-1] >= length:  # rooms too small until now, ascending
-            room, free, wider = (left := later.pop()), waiting.pop(left), [room, free, wider]
+    """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 3), in time: first,
+    bins, each: the bins first, first + 1, ..., first + bins - 1 took `each` items each."""
+    later, waiting, moves = [0], {}, []  # rooms too small until now, ascending, and their bins
+    ready = [(L, 0, int(counts.sum()) + 1)]  # room, first, bins: the next to be taken last
+    for length, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        while later[-1] >= length:
+            ready += waiting.pop(later.pop())[::-1]
         while count:
+            room, first, bins = ready.pop()
             each = count if count * length <= room else room // length
-            bins = free if free * each <= count else count // each
-            left, count, free = room - each * length, count - bins * each, free - bins
-            moves += room, left, bins, each
-            if not waiting.setdefault(left, 0):
+            if bins * each > count:  # the rest stays
+                ready.append((room, first + (took := count // each), bins - took))
+                bins = took
+            moves += first, bins, each
+            left, count = room - each * length, count - bins * each
+            if left in waiting:
+                waiting[left].append((left, first, bins))
+            elif left:
+                waiting[left] = [(left, first, bins)]
                 insort(later, left)
-            waiting[left] += bins
-            if not free:
-                room, free, wider = wider
-    return np.fromiter(moves, np.int64).reshape(-1, 4)
+    return np.fromiter(moves, np.int64).reshape(-1, 3)
 
 
 def _best_fit(items: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     """Items of up to L tokens (0: nowhere) -> their order, bin after bin, and offsets (bins + 1,):
     longest first, each into the bin with the least room (of several the one so longest), or new."""
-    small = np.min_scalar_type(L)  # 16 bits are sorted in linear time
-    order = np.argsort(L - (items := items.astype(small)), kind="stable")[: np.count_nonzero(items)]
+    items = items.astype(np.min_scalar_type(L))  # 16 bits are sorted in linear time
+    order = np.argsort(L - items, kind="stable")[: np.count_nonzero(items)]
     falling = items[order]
-    first = np.flatnonzero(np.append(falling[:1], falling[:-1] - falling[1:]) > 0)  # of each length
-    moves = _moves(falling[first], np.diff(first, append=len(order)), L)
-    room, left, each = (np.repeat(moves[:, i].astype(small), moves[:, 2]) for i in (0, 1, 3))
-    taking = np.argsort(room, kind="stable")[: np.count_nonzero(room < L)]  # First in, first out:
-    leaving = np.argsort(left, kind="stable")  # a room's j-th to leave is its j-th taken, so links
-    a, b = (np.searchsorted(x, moves[:, 0].astype(small)) for x in (room[taking], left[leaving]))
-    opened = np.arange(len(room))
-    opened[taking] = link = leaving[np.arange(len(taking)) + np.repeat(b - a, moves[:, 2])[taking]]
-    while (room[link] < L).any():  # lead back to the move that opened the bin
-        opened[taking] = link = opened[link]
-    bins = np.repeat(np.cumsum(room == L)[opened], each)  # from 1 on, one an item, longest first
-    offsets = np.cumsum(np.bincount(bins, minlength=1))
-    return order[np.argsort(bins.astype(np.min_scalar_type(len(offsets))), kind="stable")], offsets
+    start = np.flatnonzero(np.append(falling[:1], falling[:-1] - falling[1:]) > 0)  # of each length
+    first, bins, each = _moves(falling[start], np.diff(start, append=len(order)), L).T
+    visits = np.repeat(first + bins - np.cumsum(bins), bins) + np.arange(bins.sum())  # bins in time
+    small = np.min_scalar_type(visits.max(initial=0))
+    bins = np.repeat(visits.astype(small), np.repeat(each, bins))  # of each item, longest first
+    return order[np.argsort(bins, kind="stable")], np.append(0, np.cumsum(np.bincount(bins)))
 
 
 def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placement:
@@ -98,11 +93,14 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
         starts = cuts[:-1] - (ends - lengths)[rows]
         offsets = np.flatnonzero(np.append(cuts[:-1] % L == 0, True))
         return Placement(rows, starts, starts + np.diff(cuts), offsets)
-    cut = np.flatnonzero((whole := lengths // L) > 0)  # pieces of L tokens, a bin each
-    order, offsets = _best_fit(lengths - L * whole, L)
-    rows = np.append(full := np.repeat(cut, whole[cut]), order)
-    starts = L * np.append(np.arange(len(full)) - (np.cumsum(whole) - whole)[full], whole[order])
-    stops = np.minimum(lengths[rows], starts + L)
+    if strategy == "bfd":
+        order, offsets = _best_fit(lengths, L)
+        return Placement(order, np.zeros(len(order), int), lengths[order], offsets)
+    order, offsets = _best_fit(lengths - L * (whole := lengths // L), L)
+    full = np.repeat(cut := np.flatnonzero(whole), pieces := whole[cut])  # L tokens, a bin each
+    starts = L * (np.arange(len(full)) - np.repeat(np.cumsum(pieces) - pieces, pieces))
+    stops = np.append(starts + L, lengths[order])
+    rows, starts = np.append(full, order), np.append(starts, L * whole[order])
     return Placement(rows, starts, stops, np.append(np.arange(len(full)), offsets + len(full)))
 
 
@@ -122,8 +120,10 @@ def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> di
         if strategy == "wrapped" and np.array_equal(first[1:], last[:-1]):
             values = values[first[0] : last[-1]] if len(rows) else values[:0]  # nothing moves
         else:
-            at = zip((first[rows] + starts).tolist(), (first[rows] + stops).tolist(), strict=True)
-            values = np.concatenate([values[:0], *(values[a:b] for a, b in at)])
+            values = values.astype(values.dtype.newbyteorder("="), copy=False)  # for .data's sake
+            source, target, at = values.data, (values := np.empty(ends[-1], values.dtype)).data, 0
+            for a, b in zip(*(first[rows] + [starts, stops]).tolist(), strict=True):
+                target[at : (at := at + b - a)] = source[a:b]  # quicker than an array a piece
         packed[name] = _as(columns[name], values, ends)
     if strategy != "wrapped":
         packed["seq_lengths"] = _as(next(iter(columns.values())), stops - starts, offsets)

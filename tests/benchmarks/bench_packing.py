@@ -1,10 +1,15 @@
 """Packing beside TRL's, in one run: python tests/benchmarks/bench_packing.py [rows, 1000000]
 
-Placement: TRL's loop alone, cut out of its source, on lengths cut and sorted already, against
-place(), which checks, cuts and sorts them too. The larger first: the allocator then has memory to
-hand out again, as after work on any data set, and does not ask the system for it each time.
+Placement, two lines a case, on lengths in memory:
+  loop : place()    TRL's loop alone, cut out of its source, over lengths that are cut and sorted
+                    before the clock starts; of ours the whole of place(): checks of the arguments,
+                    cutting, sorting, best fit, and where every piece starts and stops.
+  sort and best fit The same work on both sides: lengths that are cut already are sorted, longest
+                    first, and put into bins, up to the order of the items and the bins' bounds.
+The larger first: the allocator then has memory to hand out again, as after work on any data set,
+and does not ask the system for it each time.
 End to end: pack_dataset against map_ragged(pack) on the same data set in memory, no caching. Every
-time is the least of a few. Bins: on the committed chat-like lengths.
+time is the least of a few, both sides in turns. Bins: on the committed chat-like lengths.
 """
 
 from __future__ import annotations
@@ -56,7 +61,7 @@ def seconds(peer: Callable[[], Any], ours: Callable[[], Any], times: int) -> tup
 
 def line(technique: str, peer: float | str, memlab: float | str, ratio: float | str) -> None:
     cells = (f"{x:10.4f}" if isinstance(x, float) else f"{x:>10}" for x in (peer, memlab, ratio))
-    print(f"{technique:<44}", *cells, flush=True)
+    print(f"{technique:<52}", *cells, flush=True)
 
 
 def placement(rows: int, times: int) -> None:
@@ -82,13 +87,14 @@ def placement(rows: int, times: int) -> None:
                 lambda: packing.place(drawn, L, strategy),  # noqa: B023
                 times,
             )
-            line(f"place, s: {rows:,} rows, L={L}, {strategy}", peer, ours, f"{peer / ours:.0f}x")
+            title = f"loop : place(), s: {rows:,} rows, L={L}, {strategy}"
+            line(title, peer, ours, f"{peer / ours:.0f}x")
             sort, core = seconds(
                 lambda: pairs.sort("descending", by=0),  # noqa: B023
                 lambda: packing._best_fit(sizes, L),  # noqa: B023
                 times,
             )
-            title = "    sort and best fit alone"
+            title = "    sort and best fit, both"
             line(title, peer + sort, core, f"{(peer + sort) / core:.0f}x")
 
 
