@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from memlab.instruments.answers import Answers
+
 INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 LARGEST = 1 << 24  # entries of a tensor that still gets a twin
 VALUES = {"_local_scalar_dense", "equal"}  # answer with a Python value
@@ -32,6 +34,7 @@ class Twins(TorchDispatchMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
+        self.answers = Answers()
         self.stale: dict[int, torch.UntypedStorage] = {}  # twins overwritten by unknown values
 
     @classmethod
@@ -52,7 +55,7 @@ class Twins(TorchDispatchMode):
         if not known:
             if name in INDEXING:
                 args = (args[0], self._integer_indices(args[1]), *args[2:])
-            out = func(*args, **kwargs)
+            out = self.answers(func, args, kwargs)
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             return out
@@ -67,7 +70,7 @@ class Twins(TorchDispatchMode):
             return tree_map(lambda r: self.give(r, device) if isinstance(r, Tensor) else r, real)
         if name in INDEXING:
             args = (args[0], self._integer_indices(args[1]), *args[2:])
-        out = func(*args, **kwargs)
+        out = self.answers(func, args, kwargs)
         for fake, value in zip(tree_leaves(out), tree_leaves(real), strict=True):
             if isinstance(fake, FakeTensor) and _small(value):
                 fake._memlab_twin = value  # type: ignore[attr-defined]
