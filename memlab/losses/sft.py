@@ -29,7 +29,8 @@ def dft(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -
     """Dynamic fine-tuning: sum over valid labels of -sg(p(label)) log p(label), / `num_items`.
 
     sg stops the gradient, so that each token's gradient is nll's times its own probability
-    (Wu et al. 2025, arXiv 2508.05629). Arguments and errors as for `nll`.
+    (Wu et al. 2025, arXiv 2508.05629). Arguments, ValueError and TypeError as for
+    `nll`.
     """
     logp = _logprobs(logits, labels)
     total = -(logp.detach().exp() * logp).sum()

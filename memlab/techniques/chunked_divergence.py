@@ -133,7 +133,7 @@ def divergence(
 
     Student: h (N, D), w (V, D) and as `head` bias (V,), logit_scale, softcap, which make the logits
     softcap * tanh(z / softcap) of z = logit_scale * (h @ w.T + bias); `teacher` has its own by
-    these names, its D may differ. y (N,) int64: only -100 matters. ValueError: shapes, values.
+    these names, its D may differ. y (N,) int64: only -100 matters. ValueError, TypeError: inputs.
     """
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
     sizes = int(chunk), max(1, WIDE // len(w))
@@ -144,7 +144,7 @@ def divergence(
 def full_divergence(
     h, w, y, *, teacher, num_items_in_batch=None, beta=0.5, temperature=1.0, chunk=1024, **head
 ) -> Tensor:
-    """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
+    """The same (ValueError, TypeError too) from all the logits at once, whatever `chunk`."""
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
     rows = _of_logits(_logits(*student), _logits(*other).detach(), *options)
     return _divided(torch.where(y != -100, rows, 0.0).sum(), y, num_items_in_batch)

@@ -135,7 +135,7 @@ def token_stats(
 ) -> tuple[Tensor, ...]:
     """Log-probability, entropy (nats) and top-1 hit (bool) of each label, all (N,), 0 where -100.
 
-    The last two carry no gradient. Arguments and errors as for `token_logprobs`.
+    The last two carry no gradient. Arguments, ValueError and TypeError as for `token_logprobs`.
     """
     return _by_chunks(h, w, y, bias, logit_scale, softcap, chunk, stats=True)
 
@@ -143,6 +143,6 @@ def token_stats(
 def full_token_logprobs(
     h: Tensor, w: Tensor, y: Tensor, *, bias=None, logit_scale=1.0, softcap=None, chunk=1024
 ) -> Tensor:
-    """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
+    """The same (ValueError, TypeError too) from all the logits at once, whatever `chunk`."""
     _check(h, w, y, bias, logit_scale, softcap, chunk)
     return _of_logits(_logits(h, w, bias), y, logit_scale, softcap)[0]

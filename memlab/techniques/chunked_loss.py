@@ -106,7 +106,8 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap,
 def token_loss(logp: Tensor, y: Tensor, *, loss_type="nll", num_items_in_batch=None) -> Tensor:
     """Sum of -logp ("nll") or -p.detach() * logp ("dft") over labels / their number in the step.
 
-    ValueError: a number of labels that can't be; a tensor is not read, one would wait for its card.
+    ValueError: loss_type, and a number of labels that can't be; a tensor is not read, one would
+    wait for its card.
     """
     if loss_type not in ("nll", "dft"):
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
@@ -138,7 +139,10 @@ def chunked_cross_entropy(
 def cross_entropy(
     h: Tensor, w: Tensor, y: Tensor, *, chunk=1024, bias=None, logit_scale=1.0, softcap=None, **loss
 ) -> Tensor:
-    """The same from all the logits at once, whatever `chunk`: what it costs to keep them."""
+    """The same from all the logits at once, whatever `chunk`: what it costs to keep them.
+
+    ValueError, TypeError: as chunked_cross_entropy.
+    """
     _check(h, w, y, bias, logit_scale, softcap, chunk)
     z = _logits(h, w, bias, logit_scale, softcap)
     return token_loss(-F.cross_entropy(z, y, reduction="none"), y, **loss)
