@@ -36,10 +36,6 @@ ADDRESSES_DECIDE = (  # between free blocks of equal size, and the address space
     Recipe.defaults(per_device_train_batch_size=1, max_length=512, pad_to_multiple_of=2048),
 )
 
-# Read before padding-free attention squeezed the batch where it had indexed it, which made rows of
-# zeros in backward: their peaks held, but not where they lay. To be read again.
-READ_BEFORE = (SMALL.replace(per_device_train_batch_size=8, padding_free=True),)
-
 
 def runs() -> list:
     return [
@@ -73,7 +69,7 @@ def test_prediction_equals_the_reading(recording: Recording) -> None:
         f"recorded {read.versions}): {differing}"
     )
     assert predicted.by_category == read.by_category, differing
-    if recording.recipe in ADDRESSES_DECIDE + READ_BEFORE:
+    if recording.recipe in ADDRESSES_DECIDE:
         return
 
     allocated = abs(predicted.peak_allocated_bytes - read.peak_allocated_bytes)
@@ -153,17 +149,25 @@ def test_benchmarks_of_padding_free_add_up() -> None:
         share = result["useful_tokens"] / result["padded_slots"]
         assert free["ratio"] == pytest.approx(free["ms"] / (padded["ms"] * share), rel=1e-3)
         assert free["loss"] == pytest.approx(padded["loss"], rel=1e-3)  # bf16
+    newest = benchmarks("padding_free")[-1]
+    assert newest["sides"]["padding-free"]["ratio"] <= 1.03
 
 
-def test_the_fused_head_is_as_exact_as_full_logits_and_within_its_bytes() -> None:
+def test_the_fused_head_is_as_exact_as_full_logits_and_within_its_bytes_and_time() -> None:
     newest = benchmarks("head")[-1]["shapes"]
     most_mib = {"trained": {"fast": 1539, "frugal": 700}, "frozen": {"fast": 400}}
+    slowest = {
+        "trained": {"fast": 1.20, "frugal": 1.45},
+        "frozen": {"fast": 1.20},
+        "half masked": {"fast": 0.62},
+    }
     for name, shape in newest.items():
         for mode in ("fast", "frugal"):
             side, full = shape["sides"][f"memlab {mode}"], shape["sides"]["full logits"]
             for error, others in zip(side["errors"], full["errors"], strict=True):
                 assert error <= 1.1 * others
             assert side["extra_mib"] <= most_mib.get(name, {}).get(mode, full["extra_mib"])
+            assert side["ratio"] <= slowest[name].get(mode, full["ratio"])
 
 
 def test_recorded_finds_exactly_the_recipe() -> None:
@@ -192,7 +196,7 @@ def test_a_difference_of_short_steps_is_no_price() -> None:
         max_length=2048,
     )
     assert price(long, long.replace(expandable_segments=True)) == "+4 % (NVIDIA H200, recorded)"
-    assert price(long, long.replace(padding_free=True)) == "-64 % (NVIDIA H200, recorded)"
+    assert price(long, long.replace(padding_free=True)) == "-75 % (NVIDIA H200, recorded)"
 
 
 def timed(ms: float | None) -> Measurement:
@@ -202,10 +206,10 @@ def timed(ms: float | None) -> Measurement:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (200, 290, "+45 %"),
-        (200, 250, "within noise"),
-        (250, 200, "within noise"),
-        (290, 310, "+7 %"),
+        (200, 330, "+65 %"),
+        (200, 310, "within noise"),
+        (310, 200, "within noise"),
+        (390, 410, "+5 %"),
         (1000, 360, "-64 %"),
         (None, 100, None),
         (100, None, None),
@@ -283,9 +287,4 @@ def test_recording_adds_only_what_is_missing(
 
 
 def test_every_run_to_record_is_recorded() -> None:
-    recorded = {recording.recipe for recording in recordings()}
-    left = set(record.to_record()) - recorded
-    assert recorded <= set(record.to_record())
-    # The card's time ran out before these: to be recorded next.
-    assert {recipe.trainer for recipe in left} <= {"rloo", "online_dpo", "dpo"}
-    assert len(left) <= 3
+    assert {recording.recipe for recording in recordings()} == set(record.to_record())

@@ -98,13 +98,23 @@ def _sequences() -> Iterator[Recipe]:
 
 
 def _trainers() -> Iterator[Recipe]:
-    """A step of each trainer but SFT, and DPO with nothing on."""
+    """A step of each trainer but SFT, and with Liger."""
     big = {"model": "Qwen/Qwen3-1.7B"}
     for trainer in ("dpo", "reward", "kto", "gkd"):
         yield Recipe.defaults(**big, trainer=trainer)
     for trainer in ONLINE:
         yield Recipe.defaults(**big, trainer=trainer, max_completion_length=48)
     yield Recipe.off(**big, trainer="dpo")
+    for on in (False, True):  # large enough for the card's speed to decide, not the launches
+        yield Recipe.off(
+            **big,
+            per_device_train_batch_size=8,
+            max_length=2048,
+            gradient_checkpointing=True,
+            use_liger_kernel=on,
+        )
+    yield Recipe.off(use_liger_kernel=True)
+    yield Recipe.defaults(use_liger_kernel=True, loss_type="nll")
 
 
 def predicted(recipe: Recipe) -> Measurement:

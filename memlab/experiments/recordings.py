@@ -19,8 +19,8 @@ from memlab.experiments.recipe import Recipe
 from memlab.instruments.measurement import Measurement
 
 FILE = "h200.jsonl"
-SHORT_MS = 300.0
-NOISE = 0.3  # share of the time of a step
+SHORT_MS = 400.0
+NOISE = 0.6  # share of the time of a step
 
 
 @dataclass(frozen=True)
