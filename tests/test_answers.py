@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from memlab import Recipe
 from memlab.experiments.simulation import simulated_run
-from memlab.instruments.answers import Answers
+from memlab.instruments.answers import Answers, _fit
 from memlab.instruments.device import simulated_gpu
 
 aten = torch.ops.aten
@@ -112,9 +112,9 @@ def test_a_tensor_that_shares_does_so_with_its_own_input():
     with simulated_gpu() as device:
         for _ in range(3):
             x = torch.empty(4, 6, device=device)
-            parts = [x.t(), x[1:], *x.split(2)]
+            parts = [x.t(), x[1:], *x.split(2), *(half.t() for half in x.split(2))]
             assert all(p.untyped_storage()._cdata == x.untyped_storage()._cdata for p in parts)
-            assert [p.storage_offset() for p in parts] == [0, 6, 0, 12]
+            assert [p.storage_offset() for p in parts] == [0, 6, 0, 12, 0, 12]
             y = x + 1
             assert y.untyped_storage()._cdata != x.untyped_storage()._cdata
             assert y.add_(1) is y
@@ -139,3 +139,11 @@ def test_values_are_not_remembered():
             ids = torch.tensor([n, 0, 1], device=device)
             assert (ids + 1).tolist() == [n + 1, 1, 2]
             assert len(ids[ids != 0]) == (1 if n == 0 else 2)
+
+
+@pytest.mark.parametrize(
+    "func", [aten.nonzero.default, aten.add_.Tensor, aten.mm.out, aten.t_.default]
+)
+def test_what_writes_or_depends_on_values_is_asked_anew(func):
+    assert not _fit(func)
+    assert _fit(aten.mm.default)
