@@ -155,9 +155,12 @@ class Clash:
         return f"{self.values.format(**vars(recipe))}{self.reason} give {self.instead}"
 
 
-KEEPS_DOCUMENTS_APART = (
-    *(None, "memlab_varlen", "flash_attention_2", "kernels-community/flash-attn2"),
-)
+KEEPS_DOCUMENTS_APART = {
+    None,
+    "memlab_varlen",
+    "flash_attention_2",
+    "kernels-community/flash-attn2",
+}
 
 
 def _documents_mix(recipe: Recipe) -> bool:
