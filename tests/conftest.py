@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no Chromium, or no playwright, is installed"))
         if item.get_closest_marker("gpu") and not cuda_is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA card"))
+
+
+@pytest.fixture
+def gpu() -> Iterator[Any]:
+    """A simulated card, for the whole of a test."""
+    from memlab.instruments.device import simulated_gpu
+
+    with simulated_gpu() as device:
+        yield device
 
 
 @pytest.fixture(scope="session")

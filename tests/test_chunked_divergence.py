@@ -428,14 +428,14 @@ def above(n, v, d, chunk, *, beta, frozen, softcap, wide):
         (2000, 30_000, 64, 4096),  # one chunk
     ],
 )
-def test_peak_is_that_of_the_header(n, v, d, chunk, beta, frozen, softcap, monkeypatch):
+def test_peak_is_that_of_the_header(n, v, d, chunk, beta, frozen, softcap, monkeypatch, gpu):
     wide = 1_000_000
-    h = torch.zeros(n, d, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    w = torch.zeros(v, d, dtype=torch.bfloat16, device="meta", requires_grad=not frozen)
+    h = torch.zeros(n, d, dtype=torch.bfloat16, device=gpu, requires_grad=True)
+    w = torch.zeros(v, d, dtype=torch.bfloat16, device=gpu, requires_grad=not frozen)
     teacher = (h.detach().clone(), w.detach().clone(), None)
     options = ((1.0, softcap), (1.0, softcap), beta)
-    with Meter(h, w, *teacher[:2]) as meter:  # meta tensors take the card's path
-        rows = torch.arange(n, device="meta")
+    with Meter(h, w, *teacher[:2]) as meter:
+        rows = torch.arange(n, device=gpu)
         sizes = (chunk, wide // v)
         chunked_divergence._ByChunks.apply(h, w, None, rows, *teacher, *sizes, options).backward()
     gradients = 2 * n * d + (0 if frozen else 2 * v * d)

@@ -426,14 +426,14 @@ def above(n, v, d, chunk, *, frozen, softcap, wide):
         (512, 30_000, 64, 512),  # one chunk, full
     ],
 )
-def test_peak_is_that_of_the_header(n, v, d, chunk, stats, frozen, softcap, monkeypatch):
+def test_peak_is_that_of_the_header(n, v, d, chunk, stats, frozen, softcap, monkeypatch, gpu):
     wide = 2_000_000
     monkeypatch.setattr(chunked_logprobs, "WIDE", wide)
-    h = torch.zeros(n, d, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    w = torch.zeros(v, d, dtype=torch.bfloat16, device="meta", requires_grad=not frozen)
-    y = torch.zeros(n, dtype=torch.long, device="meta")
-    with Meter(h, w, y) as meter:  # meta tensors take the card's path; only their rows are given
-        rows = torch.arange(n, device="meta")
+    h = torch.zeros(n, d, dtype=torch.bfloat16, device=gpu, requires_grad=True)
+    w = torch.zeros(v, d, dtype=torch.bfloat16, device=gpu, requires_grad=not frozen)
+    y = torch.zeros(n, dtype=torch.long, device=gpu)
+    with Meter(h, w, y) as meter:  # the labelled rows are given apart
+        rows = torch.arange(n, device=gpu)
         options = (None, rows, chunk, 1.0, softcap, stats)
         chunked_logprobs._ByChunks.apply(h, w, y, *options)[0].sum().backward()
     outside = 4 * n + 2 * n * d + (0 if frozen else 2 * v * d)  # the result, dh, dw

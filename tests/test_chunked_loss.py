@@ -329,12 +329,12 @@ def test_full_logits_keep_4_bytes_an_entry_and_peak_at_12():
         (512, 30_000, 64, 512),  # one chunk, full
     ],
 )
-def test_peak_is_that_of_the_header(n, v, d, chunk, frozen, softcap):
-    h = torch.zeros(n, d, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    w = torch.zeros(v, d, dtype=torch.bfloat16, device="meta", requires_grad=not frozen)
-    y = torch.zeros(n, dtype=torch.long, device="meta")
-    with Meter(h, w, y) as meter:  # meta tensors take the card's path; only their rows are given
-        rows = torch.arange(n, device="meta")
+def test_peak_is_that_of_the_header(n, v, d, chunk, frozen, softcap, gpu):
+    h = torch.zeros(n, d, dtype=torch.bfloat16, device=gpu, requires_grad=True)
+    w = torch.zeros(v, d, dtype=torch.bfloat16, device=gpu, requires_grad=not frozen)
+    y = torch.zeros(n, dtype=torch.long, device=gpu)
+    with Meter(h, w, y) as meter:  # the labelled rows are given apart
+        rows = torch.arange(n, device=gpu)
         options = (None, rows, chunk, 1.0, softcap)
         loss = token_loss(chunked_loss._TokenLogprobs.apply(h, w, y, *options), y)
         loss.backward()

@@ -226,12 +226,12 @@ def test_a_label_outside_the_vocabulary_raises(frugal):
         (2000, 30_208, 64, 4096),  # one chunk
     ],
 )
-def test_bytes_are_those_of_the_header(mode, softcap, masked, n, v, d, chunk):
-    h = torch.zeros(n, d, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    w = torch.zeros(v, d, dtype=torch.bfloat16, device="meta", requires_grad=mode != "frozen")
-    y = torch.zeros(n, dtype=torch.long, device="meta")
+def test_bytes_are_those_of_the_header(mode, softcap, masked, n, v, d, chunk, gpu):
+    h = torch.zeros(n, d, dtype=torch.bfloat16, device=gpu, requires_grad=True)
+    w = torch.zeros(v, d, dtype=torch.bfloat16, device=gpu, requires_grad=mode != "frozen")
+    y = torch.zeros(n, dtype=torch.long, device=gpu)
     m = n - int(masked * n)  # labelled
-    rows = torch.arange(m, device="meta")  # meta tensors take the card's path
+    rows = torch.arange(m, device=gpu)
     with Meter(h, w, y, rows) as meter:
         if mode == "frugal":
             value = fused_head._Recomputed.apply(h, w, y, None, rows, chunk, 1.0, softcap).sum()
