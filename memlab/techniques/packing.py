@@ -32,27 +32,63 @@ class Placement(NamedTuple):
 
 
 def _moves(sizes: np.ndarray, counts: np.ndarray, L: int) -> np.ndarray:
-    """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 3), in time: first,
-    bins, each: the bins first, first + 1, ..., first + bins - 1 took `each` items each."""
-    later, waiting, moves = [0], {}, []  # rooms too small until now, ascending, and their bins
-    ready = [(L, 0, int(counts.sum()) + 1)]  # room, first, bins: the next to be taken last
-    for length, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+    """Best fit of counts[i] items of sizes[i] tokens, sizes falling -> (moves, 3), in time:
+    room, bins, each: `bins` of the bins with `room` free (L: new ones) took `each` items each."""
+    alone = np.count_nonzero(sizes > L // 2)  # no two of these share a bin: each opens one
+    opened = np.insert(counts[:alone, None], (0, 1), (L, 1), axis=1)
+    later = [0, *(L - sizes[:alone]).tolist()]  # rooms too small until now, ascending,
+    waiting = dict(zip(later, [0, *counts[:alone].tolist()], strict=True))  # and their bins
+    room, free = L, int(counts.sum()) + 1  # the least room that suffices, and its bins
+    wider, moves = [], []  # those that suffice too, the least last
+    for length, count in zip(sizes[alone:].tolist(), counts[alone:].tolist(), strict=True):
         while later[-1] >= length:
-            ready += waiting.pop(later.pop())[::-1]
+            wider.append((room, free))
+            free = waiting.pop(room := later.pop())
         while count:
-            room, first, bins = ready.pop()
-            each = count if count * length <= room else room // length
-            if bins * each > count:  # the rest stays
-                ready.append((room, first + (took := count // each), bins - took))
-                bins = took
-            moves += first, bins, each
-            left, count = room - each * length, count - bins * each
+            if (each := room // length) > count:
+                each = count
+            left, bins = room - each * length, count // each
+            if bins < free:
+                moves += room, bins, each
+                free -= bins
+            else:
+                moves += room, (bins := free), each
+                room, free = wider.pop()
+            count -= bins * each
             if left in waiting:
-                waiting[left].append((left, first, bins))
-            elif left:
-                waiting[left] = [(left, first, bins)]
+                waiting[left] += bins
+            else:
+                waiting[left] = bins
                 insort(later, left)
-    return np.fromiter(moves, np.int64).reshape(-1, 3)
+    return np.append(opened, np.fromiter(moves, np.int64).reshape(-1, 3), axis=0)
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """counts[i] > 0 numbers from starts[i] on, i after i."""
+    numbers = np.ones(counts.sum(), int)
+    numbers[:1] = starts[:1]
+    numbers[np.cumsum(counts[:-1])] = starts[1:] - starts[:-1] - counts[:-1] + 1  # a jump
+    return np.cumsum(numbers, out=numbers)
+
+
+def _bins(at: np.ndarray, to: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """Moves in time, each from at[m] to to[m] tokens in bins[m] bins -> the bins, in time.
+    A visit is what a move does to one bin. The bins with as many tokens are a queue: the j-th
+    visit that finds so many is of the bin of the j-th that left so many. Visits are numbered by
+    what they find, then in time: those that open bins are first."""
+    finds, leaves = np.argsort(at, kind="stable"), np.argsort(to, kind="stable")
+    at, to, found, left = at[finds], to[leaves], bins[finds], bins[leaves]
+    visit = np.empty_like(bins)  # the first of each move
+    visit[finds] = start = np.cumsum(found) - found
+    turn = start - start[np.searchsorted(at, at)]  # j - 1
+    source = turn + (np.cumsum(left) - left)[np.searchsorted(to, at)]
+    opening = np.count_nonzero(at == 0)  # moves
+    new = found[:opening].sum()  # visits; of all the others the visit before, then the opening:
+    bin = _ranges(visit[leaves], left)[_ranges(source[opening:], found[opening:])]
+    while (later := bin >= new).any():  # twice as far back each time
+        bin[later] = bin[bin[later] - new]
+    small = np.min_scalar_type(new)
+    return np.append(np.arange(new, dtype=small), bin.astype(small))[_ranges(visit, bins)]
 
 
 def _best_fit(items: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +98,10 @@ def _best_fit(items: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(L - items, kind="stable")[: np.count_nonzero(items)]
     falling = items[order]
     start = np.flatnonzero(np.append(falling[:1], falling[:-1] - falling[1:]) > 0)  # of each length
-    first, bins, each = _moves(falling[start], np.diff(start, append=len(order)), L).T
-    visits = np.repeat(first + bins - np.cumsum(bins), bins) + np.arange(bins.sum())  # bins in time
-    small = np.min_scalar_type(visits.max(initial=0))
-    bins = np.repeat(visits.astype(small), np.repeat(each, bins))  # of each item, longest first
+    room, bins, each = _moves(falling[start], np.diff(start, append=len(order)), L).T
+    left = room - each * falling[np.cumsum(bins * each) - bins * each]
+    at, to = (L - x.astype(items.dtype) for x in (room, left))
+    bins = np.repeat(_bins(at, to, bins), np.repeat(each, bins))  # of each item, longest first
     return order[np.argsort(bins, kind="stable")], np.append(0, np.cumsum(np.bincount(bins)))
 
 
@@ -97,8 +133,8 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
         order, offsets = _best_fit(lengths, L)
         return Placement(order, np.zeros(len(order), int), lengths[order], offsets)
     order, offsets = _best_fit(lengths - L * (whole := lengths // L), L)
-    full = np.repeat(cut := np.flatnonzero(whole), pieces := whole[cut])  # L tokens, a bin each
-    starts = L * (np.arange(len(full)) - np.repeat(np.cumsum(pieces) - pieces, pieces))
+    full = np.repeat(cut := np.flatnonzero(whole > 0), pieces := whole[cut])  # L each, a bin each
+    starts = L * _ranges(np.zeros_like(pieces), pieces)
     stops = np.append(starts + L, lengths[order])
     rows, starts = np.append(full, order), np.append(starts, L * whole[order])
     return Placement(rows, starts, stops, np.append(np.arange(len(full)), offsets + len(full)))
