@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,14 @@ SERVER = """
                 os._exit(0)
             case ["sleep", path]:
                 open(path, "w").write(str(os.getpid()))
+                time.sleep(60)
+            case ["grandchild"]:
+                if os.fork() == 0:
+                    time.sleep(60)
+            case ["read"]:
+                return repr(sys.stdin.read())
+            case ["server"]:
+                os.kill(os.getppid(), signal.SIGKILL)
                 time.sleep(60)
             case ["env", name]:
                 return os.environ.get(name, "not set")
@@ -78,6 +88,7 @@ def test_each_question_has_a_process_of_its_own_and_all_one_server(server: Serve
         ("exit", "status 3"),
         ("killed", f"status {-signal.SIGKILL}"),
         ("end", "ended without an answer"),
+        ("server", "ended without an answer"),
     ],
 )
 def test_what_goes_wrong_is_said_and_the_next_question_is_answered(
@@ -111,10 +122,69 @@ def test_an_interruption_ends_what_runs_and_answers_do_not_get_mixed_up(
     finally:
         signal.signal(signal.SIGALRM, old)
     assert server.ask("after").startswith("after: 1")
-    child = int(started.read_text())
+    assert gone(int(started.read_text()))
+
+
+def gone(process: int) -> bool:
+    """Has it ended, within a few seconds?"""
+    stat = Path(f"/proc/{process}/stat")
     for _ in range(50):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text():
-            break
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
         time.sleep(0.1)
-    else:
-        pytest.fail("the interrupted process still runs")
+    return False
+
+
+def test_nothing_runs_on_when_whoever_asks_is_killed(server: Server, tmp_path: Path) -> None:
+    started, asks = tmp_path / "started", tmp_path / "asks.py"
+    asks.write_text(
+        "import sys\nfrom memlab.experiments.forks import Server\n"
+        "Server(sys.argv[2:]).ask(f'sleep {sys.argv[1]}')\n"
+    )
+    command = [sys.executable, str(asks), str(started), *server.command]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as p:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.1)
+        p.kill()
+    assert gone(int(started.read_text()))
+
+
+def test_threads_get_their_own_answers(server: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = [*pool.map(server.ask, map(str, range(12)))]
+    assert [answer.partition(":")[0] for answer in answers] == [*map(str, range(12))]
+
+
+def test_a_process_left_behind_and_stdin_hold_no_answer_up(server: Server) -> None:
+    begun = time.monotonic()
+    assert server.ask("grandchild").startswith("grandchild: 1")
+    assert server.ask("read") == "''"
+    assert time.monotonic() - begun < 30
+
+
+def test_a_fork_of_whoever_asks_leaves_the_server_alone(server: Server) -> None:
+    server.ask("a")
+    child = os.fork()
+    if child == 0:
+        server.stop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert server.ask("b").startswith("b: 1")
+
+
+def test_a_question_is_one_line(server: Server) -> None:
+    with pytest.raises(ValueError, match="give one line"):
+        server.ask("a\nb")
+    assert server.ask("c").startswith("c: 1")
+
+
+def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import missing_module")
+    server = Server([sys.executable, str(tmp_path / "broken.py")])
+    with pytest.raises(MemlabError, match=r"an answer: ModuleNotFoundError: .*missing_mod"):
+        server.ask("a")
