@@ -68,13 +68,13 @@ class Server:
         else:
             process.kill()
         process.communicate()
+        if self._log is not None:
+            self._log.close()
 
     def _started(self, env: dict[str, str]) -> subprocess.Popen[str]:
         if self._process is not None and (self._process.poll() is not None or self._env != env):
             self.stop()
         if self._process is None:
-            if self._log is not None:
-                self._log.close()
             self._env = env
             self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the server
             self._process = subprocess.Popen(
@@ -89,10 +89,10 @@ class Server:
         return self._process
 
     def _last_words(self) -> str:
-        self.stop()
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
+        self.stop()
         return f": {lines[-1]}" if lines else ""
 
 
