@@ -1,6 +1,7 @@
 """What the tests of chunked heads share: made inputs, gradients, and a count of bytes."""
 
 import weakref
+from contextlib import nullcontext
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,10 +20,12 @@ def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0, device="cpu
     return h, w, y.to(device), bias
 
 
-def run(loss, h, w, y, bias=None, *, times=1.0, **options):
+def run(loss, h, w, y, bias=None, *, times=1.0, forward_in=None, **options):
     """Value and gradients of times * loss: loss, dh, dw and, with a bias, dbias."""
     leaves = [t.detach().clone().requires_grad_() for t in (h, w, bias) if t is not None]
-    value = loss(leaves[0], leaves[1], y, bias=leaves[2] if len(leaves) > 2 else None, **options)
+    options["bias"] = leaves[2] if len(leaves) > 2 else None
+    with forward_in or nullcontext():
+        value = loss(leaves[0], leaves[1], y, **options)
     (value * times).backward()
     return [value.detach(), *(leaf.grad for leaf in leaves)]
 
@@ -31,6 +34,18 @@ def assert_same(a, b, tol):
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
         torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+def assert_autocast_changes_nothing(loss, **options):
+    """Around the forward pass alone, as usual, and around both."""
+    h, w, y, bias = inputs(dtype=torch.float32)
+    given = (4 * h, w, y, bias)  # logits that bf16 rounds by much
+    plain = run(loss, *given, **options)
+    for dtype in (torch.bfloat16, torch.float16):
+        around = torch.autocast("cpu", dtype)
+        assert_same(run(loss, *given, forward_in=around, **options), plain, 0)
+        with around:
+            assert_same(run(loss, *given, **options), plain, 0)
 
 
 def rounded(nbytes):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from head_cases import Meter, assert_same, inputs, rounded, run, saved_tensors
+from head_cases import (
+    Meter,
+    assert_autocast_changes_nothing,
+    assert_same,
+    inputs,
+    rounded,
+    run,
+    saved_tensors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,6 +156,13 @@ def test_promotes_to_at_least_fp32(beta, dtype):
         assert {g.dtype for g in grads} == {dtype}
 
 
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("chunk", [4, 1000])
+def test_autocast_around_changes_nothing(beta, chunk):
+    teacher = teacher_of(dtype=torch.float32)
+    assert_autocast_changes_nothing(divergence, teacher=teacher, beta=beta, chunk=chunk)
+
+
 def test_tied_weights_and_a_bias_that_is_trained_alone():
     _, w, y, bias = inputs()
     found = []
@@ -277,7 +292,10 @@ def test_in_place_write_to_what_the_teacher_gave_raises():
     [
         ({"h": torch.zeros(5, 3)}, ValueError, "student: h, w, y must be"),
         ({"w": torch.zeros(8, 5)}, ValueError, "student: h, w, y must be"),
-        ({"h": torch.zeros(0, 3), "y": torch.zeros(0).long()}, ValueError, "N above 0"),
+        ({"w": torch.zeros(0, 3)}, ValueError, r"all above 0, not .*, \(0, 3\), "),
+        ({"h": torch.zeros(4, 0), "w": torch.zeros(8, 0)}, ValueError, "student: .* above 0, not"),
+        ({"teacher": teacher_of(4, 8, 0)}, ValueError, r"teacher: .* above 0, not \(4, 0\)"),
+        ({"h": torch.zeros(0, 3), "y": torch.zeros(0).long()}, ValueError, "all above 0"),
         ({"bias": torch.zeros(3)}, ValueError, "student: bias must be of shape"),
         ({"y": torch.zeros(4)}, TypeError, "y int64"),
         ({"h": torch.zeros(4, 3).long()}, TypeError, "floats"),
@@ -294,6 +312,9 @@ def test_in_place_write_to_what_the_teacher_gave_raises():
         ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0: give the labels"),
         ({"num_items_in_batch": "3"}, ValueError, "num_items_in_batch='3': give the labels"),
         ({"num_items_in_batch": True}, ValueError, "num_items_in_batch=True: give the labels"),
+        ({"num_items_in_batch": float("inf")}, ValueError, "num_items_in_batch=inf: give the lab"),
+        ({"num_items_in_batch": float("nan")}, ValueError, "num_items_in_batch=nan: give the lab"),
+        ({"num_items_in_batch": torch.ones(2)}, ValueError, r"num_items_in_batch=tensor\(\[1., 1"),
         ({"chunk": 2.5}, ValueError, "chunk=2.5"),
         ({"beta": 1.1}, ValueError, "beta=1.1"),
         ({"temperature": 0}, ValueError, "temperature=0"),
@@ -371,6 +392,20 @@ def test_numpy_integers_are_numbers():
     expected = divergence(h, w, y, teacher=teacher, chunk=8, num_items_in_batch=50)
     options = {"chunk": np.int64(8), "num_items_in_batch": np.int64(50)}
     assert divergence(h, w, y, teacher=teacher, **options) == expected
+
+
+def test_a_chunk_may_be_larger_than_any_tensor():
+    h, w, y, _ = inputs()
+    huge, all_at_once = (divergence(h, w, y, teacher=teacher_of(), chunk=c) for c in (2**70, 29))
+    assert huge == all_at_once
+
+
+@pytest.mark.parametrize("function", [full_divergence, divergence])
+def test_a_tensor_of_one_number_makes_a_loss_that_is_one(function):
+    h, w, y, _ = inputs()
+    value = function(h, w, y, teacher=teacher_of(), num_items_in_batch=torch.tensor([41]))
+    assert value.shape == ()
+    assert value == function(h, w, y, teacher=teacher_of(), num_items_in_batch=41)
 
 
 # ---------------------------------------------------------------------------------------- memory

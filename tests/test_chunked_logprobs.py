@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from head_cases import Meter, assert_same, inputs, rounded, run, saved_tensors
+from head_cases import (
+    Meter,
+    assert_autocast_changes_nothing,
+    assert_same,
+    inputs,
+    rounded,
+    run,
+    saved_tensors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -116,6 +124,12 @@ def test_promotes_to_at_least_fp32(dtype):
     h, w, y, _ = inputs(dtype=dtype)
     expected = torch.promote_types(dtype, torch.float32)
     assert token_logprobs(h, w, y).dtype == full_token_logprobs(h, w, y).dtype == expected
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("chunk", [4, 1000])
+def test_autocast_around_changes_nothing(options, chunk):
+    assert_autocast_changes_nothing(weighted(token_logprobs, chunk), **options)
 
 
 def test_gradients_of_the_head_are_summed_in_fp32():
@@ -316,6 +330,8 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"h": torch.zeros(2, 3, 4)}, ValueError, "h, w, y must be of shapes"),
         ({"h": torch.zeros(5, 3)}, ValueError, "h, w, y must be of shapes"),
         ({"w": torch.zeros(8, 5)}, ValueError, "h, w, y must be of shapes"),
+        ({"w": torch.zeros(0, 3)}, ValueError, r"V, D > 0, not .*, \(0, 3\), "),
+        ({"h": torch.zeros(4, 0), "w": torch.zeros(8, 0)}, ValueError, "V, D > 0, not"),
         ({"bias": torch.zeros(3)}, ValueError, "bias must be of shape"),
         ({"y": torch.zeros(4)}, TypeError, "y int64"),
         ({"h": torch.zeros(4, 3, dtype=torch.long)}, TypeError, "floats"),
@@ -371,6 +387,11 @@ def test_words_that_are_never_said_count_nothing():
 def test_numpy_integers_are_a_chunk():
     h, w, y, _ = inputs()
     assert token_logprobs(h, w, y, chunk=np.int64(8)).equal(token_logprobs(h, w, y, chunk=8))
+
+
+def test_a_chunk_may_be_larger_than_any_tensor():
+    h, w, y, _ = inputs()
+    assert token_logprobs(h, w, y, chunk=2**70).equal(token_logprobs(h, w, y, chunk=29))
 
 
 # ---------------------------------------------------------------------------------------- memory

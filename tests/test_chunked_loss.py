@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from head_cases import Meter, assert_same, inputs, rounded, run, saved_tensors
+from head_cases import (
+    Meter,
+    assert_autocast_changes_nothing,
+    assert_same,
+    inputs,
+    rounded,
+    run,
+    saved_tensors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -97,6 +105,12 @@ def test_promotes_to_at_least_fp32(dtype):
     expected = torch.promote_types(dtype, torch.float32)
     assert chunked_cross_entropy(h, w, y).dtype == expected
     assert cross_entropy(h, w, y).dtype == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "loss_type": "dft"}])
+@pytest.mark.parametrize("chunk", [4, 1000])
+def test_autocast_around_changes_nothing(options, chunk):
+    assert_autocast_changes_nothing(chunked_cross_entropy, chunk=chunk, **options)
 
 
 def test_a_bf16_bias_has_its_gradient_summed_in_fp32():
@@ -219,6 +233,8 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"h": torch.zeros(2, 3, 4)}, ValueError, "h, w, y must be of shapes"),
         ({"h": torch.zeros(5, 3)}, ValueError, "h, w, y must be of shapes"),
         ({"w": torch.zeros(8, 5)}, ValueError, "h, w, y must be of shapes"),
+        ({"w": torch.zeros(0, 3)}, ValueError, r"V, D > 0, not .*, \(0, 3\), "),
+        ({"h": torch.zeros(4, 0), "w": torch.zeros(8, 0)}, ValueError, "V, D > 0, not"),
         ({"bias": torch.zeros(3)}, ValueError, "bias must be of shape"),
         ({"y": torch.zeros(4)}, TypeError, "y int64"),
         ({"h": torch.zeros(4, 3, dtype=torch.long)}, TypeError, "floats"),
@@ -233,6 +249,9 @@ def test_in_place_write_to_a_saved_input_raises():
         ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0: give the labels"),
         ({"num_items_in_batch": "3"}, ValueError, "num_items_in_batch='3': give the labels"),
         ({"num_items_in_batch": True}, ValueError, "num_items_in_batch=True: give the labels"),
+        ({"num_items_in_batch": float("inf")}, ValueError, "num_items_in_batch=inf: give the lab"),
+        ({"num_items_in_batch": float("nan")}, ValueError, "num_items_in_batch=nan: give the lab"),
+        ({"num_items_in_batch": torch.ones(2)}, ValueError, r"num_items_in_batch=tensor\(\[1., 1"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
         ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
@@ -283,6 +302,19 @@ def test_numpy_integers_and_whole_floats_are_numbers():
     for chunk, items in ((np.int64(8), np.int64(50)), (np.int32(8), 50.0)):
         value = chunked_cross_entropy(h, w, y, chunk=chunk, num_items_in_batch=items)
         assert value == expected
+
+
+def test_a_chunk_may_be_larger_than_any_tensor():
+    h, w, y, _ = inputs()
+    assert chunked_cross_entropy(h, w, y, chunk=2**70) == chunked_cross_entropy(h, w, y, chunk=29)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, chunked_cross_entropy])
+def test_a_tensor_of_one_number_makes_a_loss_that_is_one(loss):
+    h, w, y, _ = inputs()
+    value = loss(h, w, y, num_items_in_batch=torch.tensor([41]))
+    assert value.shape == ()
+    assert value == loss(h, w, y, num_items_in_batch=41)
 
 
 # ---------------------------------------------------------------------------------------- memory

@@ -35,8 +35,7 @@ def _log_softmax(z, scale, softcap) -> Tensor:  # (S, V) -> (S, V), at least fp3
 def _of_logits(z, z_teacher, student, teacher, beta) -> Tensor:  # (S, V), (S, V) -> (S,)
     q, p = _log_softmax(z, *student), _log_softmax(z_teacher, *teacher)
     if beta in (0, 1):
-        p, q = (p, q) if beta == 0 else (q, p)
-        return (p.exp() * (p - q)).sum(1)
+        return (p.exp() * (p - q)).sum(1) if beta == 0 else (q.exp() * (q - p)).sum(1)
     m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
     return beta * (p.exp() * (p - m)).sum(1) + (1 - beta) * (q.exp() * (q - m)).sum(1)
 
@@ -48,17 +47,17 @@ def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's d
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
-class _ByChunks(torch.autograd.Function):
+class _ByChunks(torch.autograd.Function):  # autocast around changes no dtype inside
     @staticmethod
-    def forward(ctx, h, w, bias, rows, teacher_h, teacher_w, teacher_bias, chunk, s, options):
-        ctx.save_for_backward(h, w, bias, rows, teacher_h, teacher_w, teacher_bias)
-        ctx.options = chunk, s, options
-        found = []
-        for at in rows.split(chunk):
-            z, z_teacher = _logits(h[at], w, bias), _logits(teacher_h[at], teacher_w, teacher_bias)
-            for part in zip(z.split(s), z_teacher.split(s), strict=True):
-                found.append(_of_logits(*part, *options).sum())
-            del z, z_teacher, part  # or they would be alive beside the next chunk's
+    def forward(ctx, h, w, bias, rows, h_t, w_t, bias_t, chunk, s, options):
+        ctx.save_for_backward(h, w, bias, rows, h_t, w_t, bias_t)
+        ctx.options, found = (chunk, s, options), []
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at in rows.split(chunk):
+                z, z_teacher = _logits(h[at], w, bias), _logits(h_t[at], w_t, bias_t)
+                for part in zip(z.split(s), z_teacher.split(s), strict=True):
+                    found.append(_of_logits(*part, *options).sum())
+                del z, z_teacher, part  # or they would be alive beside the next chunk's
         return torch.stack(found).sum()
 
     @staticmethod
@@ -71,30 +70,31 @@ class _ByChunks(torch.autograd.Function):
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(w, dtype=wide_dw) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias, dtype=wide) if ctx.needs_input_grad[2] else None
-        for at in rows.split(chunk):
-            h_c = h[at].to(w.dtype)
-            z, z_teacher = _logits(h_c, w, bias), _logits(teacher[0][at], *teacher[1:])
-            for z_s, z_t in zip(z.split(s), z_teacher.split(s), strict=True):
-                with torch.enable_grad():  # logits become their gradient
-                    leaf = z_s.detach().requires_grad_()
-                    total = _of_logits(leaf, z_t, *options).sum()
-                    z_s.copy_(torch.autograd.grad(total, leaf, g)[0])
-            del z_teacher, z_t
-            if dh is not None:
-                dh[at] = (z @ w).to(h.dtype)
-            if dw is not None:
-                _add_product(dw, z.T, h_c)
-            if db is not None:
-                db += z.sum(0, dtype=db.dtype)
-            del z, z_s, leaf, total
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at in rows.split(chunk):
+                h_c = h[at].to(w.dtype)
+                z, z_teacher = _logits(h_c, w, bias), _logits(teacher[0][at], *teacher[1:])
+                for z_s, z_t in zip(z.split(s), z_teacher.split(s), strict=True):
+                    with torch.enable_grad():  # logits become their gradient
+                        leaf = z_s.detach().requires_grad_()
+                        total = _of_logits(leaf, z_t, *options).sum()
+                        z_s.copy_(torch.autograd.grad(total, leaf, g)[0])
+                del z_teacher, z_t
+                if dh is not None:
+                    dh[at] = (z @ w).to(h.dtype)
+                if dw is not None:
+                    _add_product(dw, z.T, h_c)
+                if db is not None:
+                    db += z.sum(0, dtype=db.dtype)
+                del z, z_s, leaf, total
         dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
         return dh, dw, db, *[None] * 7
 
 
 def _head(who, y, temperature, h, w, bias=None, logit_scale=1.0, softcap=None):
-    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or not len(y):
+    if w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or 0 in h.shape + w.shape:
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
-        raise ValueError(f"{who}: h, w, y must be (N, D), (V, D), (N,), N above 0, not {shapes}")
+        raise ValueError(f"{who}: h, w, y must be (N, D), (V, D), (N,), all above 0, not {shapes}")
     if bias is not None and bias.shape != (len(w),):
         raise ValueError(f"{who}: bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
@@ -118,10 +118,10 @@ def _heads(h, w, y, head, teacher, beta, temperature, chunk):
 
 def _divided(total, y, items) -> Tensor:
     items = (y != -100).sum() if items is None else items
-    if isinstance(items, Tensor):
-        return total / items.clamp(min=1)
-    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
-    if wrong or (items == 0 and (y != -100).any()):
+    if isinstance(items, Tensor) and items.numel() == 1:
+        return total / items.reshape(()).clamp(min=1)
+    possible = isinstance(items, Real) and 0 <= float(items) < math.inf
+    if type(items) is bool or not possible or (items == 0 and (y != -100).any()):
         raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
     return total / max(float(items), 1.0)
 
@@ -136,7 +136,7 @@ def divergence(
     these names, its D may differ. y (N,) int64: only -100 matters. ValueError, TypeError: inputs.
     """
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
-    sizes = int(chunk), max(1, WIDE // len(w))
+    sizes = min(int(chunk), len(y)), max(1, WIDE // len(w))
     total = _ByChunks.apply(*student, (y != -100).nonzero()[:, 0], *other, *sizes, options)
     return _divided(total, y, num_items_in_batch)
 
@@ -144,7 +144,7 @@ def divergence(
 def full_divergence(
     h, w, y, *, teacher, num_items_in_batch=None, beta=0.5, temperature=1.0, chunk=1024, **head
 ) -> Tensor:
-    """The same (ValueError, TypeError too) from all the logits at once, whatever `chunk`."""
+    """The same, errors too, of all logits, whatever `chunk`; NaN in -100 rows reaches gradients."""
     student, other, options = _heads(h, w, y, head, teacher, beta, temperature, chunk)
     rows = _of_logits(_logits(*student), _logits(*other).detach(), *options)
     return _divided(torch.where(y != -100, rows, 0.0).sum(), y, num_items_in_batch)

@@ -47,15 +47,16 @@ def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's d
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
-class _ByChunks(torch.autograd.Function):
+class _ByChunks(torch.autograd.Function):  # autocast around changes no dtype inside
     @staticmethod
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap, stats):
         found = []
-        for at in rows.split(chunk):
-            z = _logits(h[at], w, bias)
-            for z_s, y_s in zip(*_parts(z, y[at]), strict=True):
-                found.append(_of_logits(z_s, y_s, scale, softcap, stats))
-            del z, z_s  # or they would be alive beside the next chunk's
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at in rows.split(chunk):
+                z = _logits(h[at], w, bias)
+                for z_s, y_s in zip(*_parts(z, y[at]), strict=True):
+                    found.append(_of_logits(z_s, y_s, scale, softcap, stats))
+                del z, z_s  # or they would be alive beside the next chunk's
         columns = [torch.cat(values) for values in zip(*found, strict=True)]
         columns = [v.new_zeros(len(y)).index_copy_(0, rows, v) for v in columns]
         ctx.save_for_backward(h, w, y, bias, rows)
@@ -66,37 +67,36 @@ class _ByChunks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g, *_):  # (N,)
         if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
-            raise RuntimeError(
-                "create_graph=True: chunks have no second derivatives; take full_token_logprobs"
-            )
+            raise RuntimeError("create_graph=True: no second derivatives; take full_token_logprobs")
         (h, w, y, bias, rows), (chunk, *options) = ctx.saved_tensors, ctx.options
         wide = torch.promote_types(w.dtype, torch.float32)
         wide_dw = w.dtype if len(rows) <= chunk else wide  # chunks add up in fp32
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(w, dtype=wide_dw) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias, dtype=wide) if ctx.needs_input_grad[3] else None
-        for at in rows.split(chunk):
-            h_c = h[at].to(w.dtype)
-            z = _logits(h_c, w, bias)
-            for z_s, y_s, g_s in zip(*_parts(z, y[at], g[at]), strict=True):
-                with torch.enable_grad():  # logits become their gradient
-                    leaf = z_s.detach().requires_grad_()
-                    z_s.copy_(torch.autograd.grad(_of_logits(leaf, y_s, *options), leaf, g_s)[0])
-            if dh is not None:
-                dh[at] = (z @ w).to(h.dtype)
-            if dw is not None:
-                _add_product(dw, z.T, h_c)
-            if db is not None:
-                db += z.sum(0, dtype=db.dtype)
-            del z, z_s, leaf
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at in rows.split(chunk):
+                h_c = h[at].to(w.dtype)
+                z = _logits(h_c, w, bias)
+                for z_s, y_s, g_s in zip(*_parts(z, y[at], g[at]), strict=True):
+                    with torch.enable_grad():  # logits become their gradient
+                        x = z_s.detach().requires_grad_()
+                        z_s.copy_(torch.autograd.grad(_of_logits(x, y_s, *options), x, g_s)[0])
+                if dh is not None:
+                    dh[at] = (z @ w).to(h.dtype)
+                if dw is not None:
+                    _add_product(dw, z.T, h_c)
+                if db is not None:
+                    db += z.sum(0, dtype=db.dtype)
+                del z, z_s, x
         dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
         return dh, dw, None, db, None, None, None, None, None
 
 
 def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap, chunk) -> None:
-    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
+    if w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or 0 in w.shape:
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
-        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
+        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), V, D > 0, not {shapes}")
     if bias is not None and bias.shape != (len(w),):
         raise ValueError(f"bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
@@ -115,7 +115,7 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap,
 def _by_chunks(h, w, y, bias, scale, softcap, chunk, *, stats) -> tuple[Tensor, ...]:
     _check(h, w, y, bias, scale, softcap, chunk)
     rows = (y != -100).nonzero()[:, 0]
-    return _ByChunks.apply(h, w, y, bias, rows, int(chunk), scale, softcap, stats)
+    return _ByChunks.apply(h, w, y, bias, rows, min(int(chunk), len(y)), scale, softcap, stats)
 
 
 def token_logprobs(
@@ -143,6 +143,6 @@ def token_stats(
 def full_token_logprobs(
     h: Tensor, w: Tensor, y: Tensor, *, bias=None, logit_scale=1.0, softcap=None, chunk=1024
 ) -> Tensor:
-    """The same (ValueError, TypeError too) from all the logits at once, whatever `chunk`."""
+    """The same, errors too, of all logits, whatever `chunk`; NaN in -100 rows reaches gradients."""
     _check(h, w, y, bias, logit_scale, softcap, chunk)
     return _of_logits(_logits(h, w, bias), y, logit_scale, softcap)[0]

@@ -35,18 +35,19 @@ def _add_product(total, a, b) -> None:  # total += a @ b, every sum in total's d
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
-class _TokenLogprobs(torch.autograd.Function):
+class _TokenLogprobs(torch.autograd.Function):  # autocast around changes no dtype inside
     @staticmethod
     def forward(ctx, h, w, y, bias, rows, chunk, scale, softcap):
         logp = h.new_zeros(len(y), dtype=torch.promote_types(w.dtype, torch.float32))
         log_sum = logp.new_empty(len(rows))  # log of the sum of exp(logits), for backward
-        for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
-            z = _logits(h[at], w, bias, scale, softcap)
-            top, label = z.amax(1), z.gather(1, y[at, None])[:, 0]
-            log_total = z.sub_(top[:, None]).exp_().sum(1).log()
-            logp[at] = label - top - log_total
-            log_sum_c.copy_(top + log_total)
-            del z  # or it would be alive beside the next chunk's
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
+                z = _logits(h[at], w, bias, scale, softcap)
+                top, label = z.amax(1), z.gather(1, y[at, None])[:, 0]
+                log_total = z.sub_(top[:, None]).exp_().sum(1).log()
+                logp[at] = label - top - log_total
+                log_sum_c.copy_(top + log_total)
+                del z  # or it would be alive beside the next chunk's
         ctx.save_for_backward(h, w, y, bias, rows, log_sum)
         ctx.options = chunk, scale, softcap
         ctx.set_materialize_grads(False)
@@ -55,9 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):  # (N,)
         if torch.is_grad_enabled():  # what is below would be differentiated, and wrongly
-            raise RuntimeError(
-                "create_graph=True: a chunked loss has no second derivatives; take cross_entropy"
-            )
+            raise RuntimeError("create_graph=True: no second derivatives; take cross_entropy")
         if g is None:
             return (None,) * 8
         (h, w, y, bias, rows, log_sum), (chunk, scale, softcap) = ctx.saved_tensors, ctx.options
@@ -65,29 +64,30 @@ class _TokenLogprobs(torch.autograd.Function):
         dh = torch.zeros_like(h) if ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(w, dtype=wide) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias, dtype=log_sum.dtype) if ctx.needs_input_grad[3] else None
-        for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
-            h_c = h[at].to(w.dtype)
-            z = _logits(h_c, w, bias, scale, softcap)
-            slope = -1 if softcap is None else (z / softcap).square_().sub_(1)
-            dz = z.sub_(log_sum_c[:, None]).exp_()
-            dz[torch.arange(len(at), device=at.device), y[at]] -= 1
-            dz = dz.mul_(slope).mul_(g[at, None] * scale).to(w.dtype)
-            del z, slope
-            if dh is not None:
-                dh[at] = (dz @ w).to(h.dtype)
-            if dw is not None:
-                _add_product(dw, dz.T, h_c)
-            if db is not None:
-                db += dz.sum(0, dtype=db.dtype)
-            del dz
+        with torch.autocast("cpu" if h.is_meta else h.device.type, enabled=False):
+            for at, log_sum_c in zip(rows.split(chunk), log_sum.split(chunk), strict=True):
+                h_c = h[at].to(w.dtype)
+                z = _logits(h_c, w, bias, scale, softcap)
+                slope = -1 if softcap is None else (z / softcap).square_().sub_(1)
+                dz = z.sub_(log_sum_c[:, None]).exp_()
+                dz[torch.arange(len(at), device=at.device), y[at]] -= 1
+                dz = dz.mul_(slope).mul_(g[at, None] * scale).to(w.dtype)
+                del z, slope
+                if dh is not None:
+                    dh[at] = (dz @ w).to(h.dtype)
+                if dw is not None:
+                    _add_product(dw, dz.T, h_c)
+                if db is not None:
+                    db += dz.sum(0, dtype=db.dtype)
+                del dz
         dw, db = dw if dw is None else dw.to(w.dtype), db if db is None else db.to(bias.dtype)
         return dh, dw, None, db, None, None, None, None
 
 
 def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, scale, softcap, chunk) -> None:
-    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
+    if w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or 0 in w.shape:
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
-        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
+        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), V, D > 0, not {shapes}")
     if bias is not None and bias.shape != (len(w),):
         raise ValueError(f"bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
@@ -113,10 +113,10 @@ def token_loss(logp: Tensor, y: Tensor, *, loss_type="nll", num_items_in_batch=N
         raise ValueError(f'loss_type={loss_type!r}: give "nll" or "dft"')
     items = (y != -100).sum() if num_items_in_batch is None else num_items_in_batch
     total = (logp if loss_type == "nll" else logp * logp.detach().exp()).sum()
-    if isinstance(items, Tensor):
-        return -total / items.clamp(min=1)
-    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
-    if wrong or (items == 0 and (y != -100).any()):
+    if isinstance(items, Tensor) and items.numel() == 1:
+        return -total / items.reshape(()).clamp(min=1)
+    possible = isinstance(items, Real) and 0 <= float(items) < float("inf")
+    if type(items) is bool or not possible or (items == 0 and (y != -100).any()):
         raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
     return -total / max(float(items), 1.0)
 
@@ -132,7 +132,7 @@ def chunked_cross_entropy(
     """
     _check(h, w, y, bias, logit_scale, softcap, chunk)
     rows = (y != -100).nonzero()[:, 0]
-    logp = _TokenLogprobs.apply(h, w, y, bias, rows, int(chunk), logit_scale, softcap)
+    logp = _TokenLogprobs.apply(h, w, y, bias, rows, min(int(chunk), len(y)), logit_scale, softcap)
     return token_loss(logp, y, **loss)
 
 
@@ -141,7 +141,7 @@ def cross_entropy(
 ) -> Tensor:
     """The same from all the logits at once, whatever `chunk`: what it costs to keep them.
 
-    ValueError, TypeError: as chunked_cross_entropy.
+    ValueError, TypeError: as chunked_cross_entropy. NaN in a row of -100 reaches the gradients.
     """
     _check(h, w, y, bias, logit_scale, softcap, chunk)
     z = _logits(h, w, bias, logit_scale, softcap)

@@ -284,9 +284,9 @@ def _scaled(x: Tensor | None, g: Tensor, dtype) -> Tensor | None:  # rounded onc
 
 
 def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk, scale, softcap) -> None:
-    if h.ndim != 2 or w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]):
+    if w.ndim != 2 or y.ndim != 1 or h.shape != (len(y), w.shape[1]) or 0 in w.shape:
         shapes = f"{tuple(h.shape)}, {tuple(w.shape)}, {tuple(y.shape)}"
-        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), not {shapes}")
+        raise ValueError(f"h, w, y must be of shapes (N, D), (V, D), (N,), V, D > 0, not {shapes}")
     if bias is not None and bias.shape != (len(w),):
         raise ValueError(f"bias must be of shape ({len(w)},), not {tuple(bias.shape)}")
     if not (h.is_floating_point() and w.is_floating_point()) or y.dtype != torch.int64:
@@ -304,10 +304,10 @@ def _check(h: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, chunk, scale, s
 
 def _divisor(items: Any, y: Tensor) -> Any:  # labels of the step, at least 1
     items = (y != -100).sum() if items is None else items
-    if isinstance(items, Tensor):  # not read: that would wait for its card
-        return items.clamp(min=1)
-    wrong = type(items) is bool or not isinstance(items, Real) or not float(items) >= 0
-    if wrong or (items == 0 and (y != -100).any()):
+    if isinstance(items, Tensor) and items.numel() == 1:  # not read: that would wait for its card
+        return items.reshape(()).clamp(min=1)
+    possible = isinstance(items, Real) and 0 <= float(items) < float("inf")
+    if type(items) is bool or not possible or (items == 0 and (y != -100).any()):
         raise ValueError(f"num_items_in_batch={items!r}: give the labels of the step, or None")
     return max(float(items), 1.0)
 
