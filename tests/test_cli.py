@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,14 +17,15 @@ import pytest
 from memlab.cli import main
 from memlab.cli.batch import batch_shape
 from memlab.cli.doctor import BROKEN, NOTE, OK
-from memlab.cli.show import gb, saving
+from memlab.cli.show import amount, heading, saving
 from memlab.cli.switches import parse_switches
 from memlab.data.lengths import lengths
 from memlab.errors import MemlabError
 from memlab.experiments import Comparison, Recipe, training
 from memlab.experiments.recipe import CHOICES
 from memlab.experiments.row import ROW_TYPE, Row
-from memlab.experiments.rules import IN_PAIRS, ONLINE, TRAINERS
+from memlab.experiments.rules import IN_PAIRS, ONLINE, TRAINERS, WITH_PROMPTS
+from memlab.instruments.amounts import GB, MB, unit_of
 from memlab.instruments.measurement import CATEGORIES, Measurement, Sample
 
 # By name: `memlab.cli.compare` holds a function `compare` too.
@@ -285,6 +287,9 @@ def test_help_names_every_data_set_and_trainer(capsys: pytest.CaptureFixture[str
         main(["compare", "--help"])
     told = capsys.readouterr().out
     assert all(name in told for name in CHOICES["dataset"] + CHOICES["trainer"])
+    for_all, _, of_sft = " ".join(told.split()).partition("the rows: ")[2].partition("with sft")
+    assert [name for name in CHOICES["dataset"] if name in for_all] == list(WITH_PROMPTS)
+    assert "also docstrings and chat_like" in of_sft
 
 
 @pytest.mark.filterwarnings("default")
@@ -371,6 +376,10 @@ def test_switches_are_read_by_their_types(texts: list[str], switches: dict[str, 
         ("compare --max-length 0", "give 2 or more"),
         ("compare --batch-size -1", "give 1 or more"),
         ("estimate --model no/such-model", "Qwen/Qwen3-0.6B"),
+        (
+            "estimate --model memlab/tiny --trainer gkd --set teacher_model=no/such-model",
+            "memlab: teacher_model: unknown model 'no/such-model'",
+        ),
         ("run 99", "the lessons are"),
         ("run 00 --device cuda", "give --device simulated"),
     ],
@@ -617,10 +626,24 @@ def test_doctor_names_the_variable_in_force(
     assert "set HOME" in doctor.folder("cache", path, "XDG_CACHE_HOME").says
 
 
+def test_a_tiny_model_is_counted_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--model memlab/tiny --max-length 32 --device simulated".split()
+    for command in ("compare", "estimate"):
+        assert main([command, *sizes]) == 0
+        told = capsys.readouterr().out
+        assert "MB (1e6 bytes)" in told
+        assert "peak allocated" in told
+        assert not re.search(r"(peak|parameters|logits) .* 0.00 │ *0.00", told)
+
+
 def test_sizes_in_words() -> None:
-    assert [gb(19_790_000_000), gb(-1), gb(None)] == ["19.79", "0.00", "—"]
+    assert [amount(19_790_000_000), amount(-1), amount(None)] == ["19.79", "0.00", "—"]
+    assert [amount(4_215_000, MB), heading(MB)] == ["4.21", "MB (1e6 bytes)"]
+    assert unit_of(10**8, None) == unit_of(1, -5, 10**8) == GB
+    assert unit_of(10**8 - 1, 5) == MB
     assert saving(10 * 10**9, 4 * 10**9) == "6.00 (60 %)"
-    assert saving(10 * 10**9, 11 * 10**9) == "-1.00 (-10 %)"
+    assert saving(10 * 10**9, 11 * 10**9) == "costs 1.00 (10 %)"
+    assert saving(10**10, 10**10 + 1) == saving(10**10, 10**10) == "0.00 (0 %)"
     assert saving(None, 1) == "—"
 
 
@@ -636,3 +659,54 @@ def test_rows_are_made_of_comparisons() -> None:
     shown = both._repr_mimebundle_()
     assert Row(**shown[ROW_TYPE]) == both
     assert shown["text/plain"] == str(both)
+    assert (both.setting, both.growth) == ("full, 4 x 1024", None)
+
+
+@pytest.mark.parametrize(
+    ("before", "switches", "setting", "growth"),
+    [
+        (
+            {"trainer": "sft"},
+            {"trainer": "dpo"},
+            "full, 4 x 1024",
+            "4,096 -> 8,192 useful tokens a step (both rows of each pair) and a reference "
+            "model beside the trained one",
+        ),
+        (
+            {"max_length": 512, "model": "memlab/tiny"},
+            {"pad_to_multiple_of": 1024},
+            "memlab/tiny, full, 4 x 512",
+            "2,048 -> 4,096 slots a step for the same tokens",
+        ),
+        (
+            {},
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+            "full, 4 x 1024",
+            "gradients kept from one micro-batch to the next",
+        ),
+        ({"max_length": None, "dataset": "chat"}, {"seed": 1}, "chat, 4 x uncut", None),
+    ],
+)
+def test_a_row_says_why_it_costs(
+    before: dict[str, Any], switches: dict[str, Any], setting: str, growth: str | None
+) -> None:
+    off = Recipe.off(**before)
+    after = off.replace(**switches)
+    small, large = (measurement(off.replace(loss_type=t)) for t in ("chunked_nll", "nll"))
+    row = Row.of("x", Comparison(off, after, small, large))
+    assert row.setting == setting
+    if growth:
+        assert row.growth == growth
+    assert Row.of("x", Comparison(off, after, large, small)).growth is None  # it saves
+
+
+def test_packing_costs_for_more_useful_tokens() -> None:
+    off = Recipe.off(dataset="docstrings")
+    after = off.replace(packing=True)
+    small, large = (measurement(off.replace(loss_type=t)) for t in ("chunked_nll", "nll"))
+    growth = Row.of("packing", Comparison(off, after, small, large)).growth
+    assert growth
+    found = re.fullmatch(r"([\d,]+) -> ([\d,]+) useful tokens a step", growth)
+    assert found
+    few, many = (int(n.replace(",", "")) for n in found.groups())
+    assert few < 2048 < many <= 4096  # rows of docstrings, then rows of up to 1024 tokens, full

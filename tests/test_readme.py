@@ -13,7 +13,7 @@ import pytest
 
 from memlab.cli import _parser
 from memlab.experiments.recipe import CHOICES
-from memlab.experiments.rules import TECHNIQUES, TRAINERS
+from memlab.experiments.rules import TECHNIQUES, TRAINERS, WITH_PROMPTS
 from memlab.lessons.matrix import show_matrix
 from memlab.series import find_lessons
 
@@ -78,6 +78,9 @@ def test_every_lesson_is_linked() -> None:
 def test_every_data_set_is_named() -> None:
     (line,) = [text for text in README.split("\n\n") if text.startswith("`dataset`")]
     assert all(f"`{name}`" in line for name in CHOICES["dataset"])
+    for_all, _, of_sft = line.partition("`trainer`")[0].partition("SFT")
+    assert all(f"`{name}`" in for_all for name in WITH_PROMPTS)
+    assert all(f"`{name}`" in of_sft for name in {*CHOICES["dataset"]} - {*WITH_PROMPTS})
 
 
 def test_every_trainer_is_named() -> None:

@@ -208,6 +208,39 @@ def test_groups_that_do_not_come_out_even_are_refused_at_once() -> None:
         Recipe(trainer="grpo", num_generations=8)
 
 
+@pytest.mark.parametrize("dataset", ["docstrings", "chat_like"])
+@pytest.mark.parametrize("trainer", [name for name in TRAINERS if name != "sft"])
+def test_plain_text_is_refused_at_once(trainer: str, dataset: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"dataset='{dataset}' with trainer='{trainer}': plain text has no prompts; "
+        "give 'full' or 'prompt_completion' or 'chat'$",
+    ):
+        Recipe(trainer=trainer, dataset=dataset)
+    for taken in ("full", "prompt_completion", "chat"):
+        assert Recipe(trainer=trainer, dataset=taken)
+
+
+@pytest.mark.parametrize(
+    ("switches", "longest"),
+    [
+        ({"trainer": "grpo"}, 512),  # TRL's own limit
+        ({"trainer": "rloo", "max_completion_length": 64}, 64),
+        ({"trainer": "online_dpo", "dataset": "chat"}, 64),
+    ],
+)
+def test_completions_that_leave_no_room_for_a_prompt(
+    switches: dict[str, Any], longest: int
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"max_length={longest} with max_completion_length={longest}: .* no room for a "
+        f"prompt; give a max_length above {longest}$",
+    ):
+        Recipe.of(max_length=longest, **switches)
+    assert Recipe.of(max_length=longest + 1, **switches)
+
+
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
 def test_a_max_length_that_would_cut_nothing_is_refused(trainer: str) -> None:
     with pytest.raises(

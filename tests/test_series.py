@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ ROW = {
     "after_bytes": 19_890_000_000,
     "after_defaults_bytes": 3_460_000_000,
     "price": "+8 % (H200, recorded)",
+    "setting": "docstrings, 4 x 1024",
+    "growth": "583 -> 4,090 useful tokens a step",
 }
 PNG = "iVBORw0KGgo="  # the start of any PNG file
 
@@ -142,11 +145,11 @@ def test_lab_copies_and_says_what_it_kept(
 
 def test_rows_show_both_before_sides() -> None:
     assert cells(Row(**ROW)) == (
-        "LoRA",
+        "LoRA\ndocstrings, 4 x 1024",
         "19.79\n",
         "\n6.04",
         "19.89\n3.46",
-        "-0.10 (-1 %)\n2.58 (43 %)",
+        "costs 0.10 (1 %)\n2.58 (43 %)",
         "+8 % (H200, recorded)",
     )
     alone = {"technique": "chunked loss", "off_bytes": 10**10, "after_bytes": 6 * 10**9}
@@ -174,14 +177,17 @@ def test_run_prints_rows_and_writes_the_report(
     status = main(["run", "--output", str(output), "--device", "simulated"])
     printed = capsys.readouterr().out
     assert status == 1  # a lesson failed, the others ran
-    lines = [line.split()[:6] for line in printed.splitlines()]
-    assert "LoRA 19.79 19.89 -0.10 (-1 %)".split() in lines
-    assert "6.04 3.46 2.58 (43 %) recorded)".split() in lines
+    lines = [line.split() for line in printed.splitlines()]
+    assert "LoRA 19.79 19.89 costs 0.10 (1 %) +8 % (H200,".split() in lines
+    assert "docstrings, 4 x 1024 6.04 3.46 2.58 (43 %) recorded)".split() in lines
+    why = "Where a row costs, a step holds more. LoRA: 583 -> 4,090 useful tokens a step."
+    assert printed.splitlines()[-2] == why
     assert "ZeroDivisionError: division by zero" in printed
-    assert CAPTION in printed
+    assert CAPTION in " ".join(printed.split())
     assert str(output / "report.html") in printed
     page = (output / "report.html").read_text(encoding="utf-8")
-    assert "<td>LoRA</td>" in page
+    assert "<td>LoRA\ndocstrings, 4 x 1024</td>" in page
+    assert "<p>Where a row costs, a step holds more. LoRA: 583 -&gt; 4,090 useful" in page
     assert "a price belongs to the line it stands on" in page
     assert f'src="data:image/png;base64,{PNG}" alt="before 2 GB, after &lt;1&gt; GB"' in page
     assert 'alt="Bars, &quot;before&quot; taller"' in page
@@ -241,7 +247,9 @@ def test_ctrl_c_ends_a_run_and_its_kernel_quietly(lessons: Path, tmp_path: Path)
 
 def test_run_speaks_json(lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "01", "--json", "--output", str(tmp_path / "report")]) == 0
-    row, report = map(json.loads, capsys.readouterr().out.splitlines())
+    told = capsys.readouterr()
+    row, report = map(json.loads, told.out.splitlines())
+    assert re.fullmatch(r"memlab: 01 where it goes: \d+ s \(1 of 1\)\n", told.err)
     assert row == ROW
     assert Path(report["report"]).is_file()
 

@@ -213,8 +213,8 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         metavar="DATA",
-        help="the rows: full (default), each of max-length tokens; docstrings, prompt_completion, "
-        "chat or chat_like, of unequal length (trainers but sft: prompt_completion, chat)",
+        help="the rows: full (default), each of max-length tokens; prompt_completion or chat, of "
+        "unequal length; with sft also docstrings and chat_like, which have no prompts",
     )
     parser.add_argument(
         "--set",

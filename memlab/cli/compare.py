@@ -8,9 +8,18 @@ from typing import Any
 from rich.table import Table
 
 from memlab.cli.batch import batch_shape, comparison_notes, title
-from memlab.cli.show import gb, print_note, print_table, saving, warn_of_cpu, working
+from memlab.cli.show import (
+    amount,
+    heading,
+    print_note,
+    print_table,
+    saving,
+    warn_of_cpu,
+    working,
+)
 from memlab.cli.switches import base_recipe, parse_switches
 from memlab.experiments import Comparison, Recipe, compare
+from memlab.instruments.amounts import unit_of
 from memlab.instruments.measurement import CATEGORIES, Measurement
 
 
@@ -67,23 +76,25 @@ def side_json(recipe: Recipe, measurement: Measurement) -> dict[str, Any]:
 
 def comparison_table(comparison: Comparison) -> Table:
     before, after = comparison.before, comparison.after
+    unit = unit_of(before.metered_peak_bytes, after.metered_peak_bytes)
     changed = ", ".join(f"{k}: {a} -> {b}" for k, (a, b) in comparison.changed.items())
     table = Table(
         title=title(comparison.before_recipe),
         caption=f"{changed}\non: {after.device}",
     )
-    table.add_column("GB (1e9 bytes)")
-    for heading in ("before", "after", "saved"):
-        table.add_column(heading, justify="right")
+    table.add_column(heading(unit))
+    for side in ("before", "after", "saved"):
+        table.add_column(side, justify="right")
     rows = {
         "peak allocated": (before.peak_allocated_bytes, after.peak_allocated_bytes),
         "peak reserved": (before.peak_reserved_bytes, after.peak_reserved_bytes),
         "peak metered, of which": (before.metered_peak_bytes, after.metered_peak_bytes),
     }
     for name, (b, a) in rows.items():
-        table.add_row(name, gb(b), gb(a), saving(b, a), style="bold")
+        table.add_row(name, amount(b, unit), amount(a, unit), saving(b, a, unit), style="bold")
     for category in CATEGORIES:
         b, a = before.by_category[category], after.by_category[category]
         if b or a:
-            table.add_row(f"  {category.replace('_', ' ')}", gb(b), gb(a), gb(b - a))
+            sizes = (amount(size, unit) for size in (b, a, b - a))
+            table.add_row(f"  {category.replace('_', ' ')}", *sizes)
     return table

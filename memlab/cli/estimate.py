@@ -7,9 +7,10 @@ from rich.table import Table
 
 from memlab.cli.batch import other_batches, title
 from memlab.cli.compare import side_json
-from memlab.cli.show import gb, percent, print_note, print_table, warn_of_cpu, working
+from memlab.cli.show import amount, heading, percent, print_note, print_table, warn_of_cpu, working
 from memlab.cli.switches import base_recipe, parse_switches
 from memlab.experiments import Recipe, measure
+from memlab.instruments.amounts import unit_of
 from memlab.instruments.measurement import CATEGORIES, Measurement
 
 # Nominal GB, counted as 1e9 bytes: what a card has above that (a GiB is 7 % more than a GB) is left
@@ -47,20 +48,25 @@ def fits(measurement: Measurement) -> dict[str, str]:
 
 
 def estimate_table(recipe: Recipe, measurement: Measurement) -> Table:
+    unit = unit_of(measurement.metered_peak_bytes)
     table = Table(
         title=title(recipe),
         caption=f"on: {measurement.device}",
     )
-    table.add_column("GB (1e9 bytes)")
+    table.add_column(heading(unit))
     table.add_column("peak", justify="right")
     table.add_column("share", justify="right")
     metered = measurement.metered_peak_bytes
-    table.add_row("peak allocated", gb(measurement.peak_allocated_bytes), style="bold")
-    table.add_row("peak reserved", gb(measurement.peak_reserved_bytes), style="bold")
-    table.add_row("peak metered, of which", gb(metered), percent(metered, metered), style="bold")
+    table.add_row("peak allocated", amount(measurement.peak_allocated_bytes, unit), style="bold")
+    table.add_row("peak reserved", amount(measurement.peak_reserved_bytes, unit), style="bold")
+    table.add_row(
+        "peak metered, of which", amount(metered, unit), percent(metered, metered), style="bold"
+    )
     for category in CATEGORIES:
         if size := measurement.by_category[category]:
-            table.add_row(f"  {category.replace('_', ' ')}", gb(size), percent(size, metered))
+            table.add_row(
+                f"  {category.replace('_', ' ')}", amount(size, unit), percent(size, metered)
+            )
     return table
 
 

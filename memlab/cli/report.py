@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memlab.experiments import Recipe
 from memlab.series import Lesson
 
 CAPTION = (
-    "Sizes in GB (1e9 bytes), metered. Where a row has two lines, the first is over everything "
-    "off, the second over TRL's defaults; a price belongs to the line it stands on."
+    f"Sizes in GB (1e9 bytes), metered, of a step of {Recipe.model}; below a technique, the data "
+    "set and the batch x max_length without it. Where a row has two lines, the first is over "
+    "everything off, the second over TRL's defaults; a price belongs to the line it stands on."
 )
 PAGE = """\
 <!doctype html>
@@ -31,6 +33,7 @@ pre {{ overflow-x: auto }}
 <h1>memlab report</h1>
 <p>{caption}</p>
 {table}
+{note}
 {lessons}
 </html>
 """
@@ -41,9 +44,11 @@ def write_report(
     lessons: Sequence[Lesson],
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
+    note: str | None = None,
 ) -> Path:
     """Write report.html into `folder`, which holds the executed lessons; returns its path.
 
+    `note` is a remark below the table.
     The page holds its pictures itself, each with a text in its place for those who can't see it.
     """
     sections = []
@@ -54,7 +59,12 @@ def write_report(
         sections.append(f'<h2>{heading}</h2>\n{figures}\n<p><a href="{name}">{name}</a></p>')
     report = folder / "report.html"
     table = _table(columns, rows)
-    page = PAGE.format(caption=html.escape(CAPTION), table=table, lessons="\n".join(sections))
+    page = PAGE.format(
+        caption=html.escape(CAPTION),
+        table=table,
+        note=f"<p>{html.escape(note)}</p>" if note else "",
+        lessons="\n".join(sections),
+    )
     report.write_text(page, encoding="utf-8")
     return report
 

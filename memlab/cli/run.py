@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from memlab.cli.leaving import kill_children
 from memlab.cli.report import CAPTION, write_report
-from memlab.cli.show import NONE, gb, saving, stdout, warn_of_cpu, writing_to
+from memlab.cli.show import NONE, amount, print_note, saving, stdout, warn_of_cpu, writing_to
 from memlab.errors import MemlabError
 from memlab.experiments.row import ROW_TYPE, Row
 from memlab.series import Lesson, find_lessons
@@ -44,12 +45,20 @@ def cells(row: Row | Failed) -> tuple[str, ...]:
         return (row.lesson, f"failed: {row.error}", "", "", "", "")
     off, defaults = row.off_bytes, row.defaults_bytes
     after, after_defaults = row.after_bytes, row.after_defaults_bytes
-    lines = [(gb(off), gb(defaults), gb(after), saving(off, after))]
+    over_off = (amount(after), saving(off, after))
+    lines = [(amount(off), amount(defaults), *over_off)]
     if after_defaults is not None:
-        over_defaults = ("", gb(defaults), gb(after_defaults), saving(defaults, after_defaults))
-        lines = [(gb(off), "", gb(after), saving(off, after)), over_defaults]
+        over_defaults = (amount(after_defaults), saving(defaults, after_defaults))
+        lines = [(amount(off), "", *over_off), ("", amount(defaults), *over_defaults)]
     sizes = map("\n".join, zip(*lines, strict=True))
-    return (row.technique, *sizes, row.price or NONE)
+    technique = f"{row.technique}\n{row.setting}" if row.setting else row.technique
+    return (technique, *sizes, row.price or NONE)
+
+
+def why_costs(rows: Sequence[Row | Failed]) -> str | None:
+    """One line on the rows that cost memory: what a step holds more of there; None without any."""
+    said = [f"{row.technique}: {row.growth}" for row in rows if isinstance(row, Row) and row.growth]
+    return f"Where a row costs, a step holds more. {'; '.join(said)}." if said else None
 
 
 def main(options: argparse.Namespace) -> int:
@@ -71,7 +80,8 @@ def main(options: argparse.Namespace) -> int:
         if not options.json:
             out.print(CAPTION, highlight=False)
             out.print(_line(COLUMNS, style="bold"))
-        for lesson in lessons:
+        for done, lesson in enumerate(lessons, 1):
+            started = time.monotonic()
             progress.update(task, description=f"{lesson.number} {lesson.title}")
             tick = functools.partial(progress.advance, task)
             for row in run_lesson(lesson, options.output, device=options.device, tick=tick):
@@ -82,8 +92,15 @@ def main(options: argparse.Namespace) -> int:
                     out.print(*cells(row), style="red", markup=False, highlight=False)
                 else:
                     out.print(_line(cells(row)))
+            if not console.is_terminal:  # where there is no bar to see
+                took = f"{time.monotonic() - started:.0f} s"
+                told = f"memlab: {lesson.number} {lesson.title}: {took} ({done} of {len(lessons)})"
+                print(told, file=sys.stderr, flush=True)
+    why = why_costs(rows)
+    if why and not options.json:
+        print_note(why)
     with writing_to(options.output):
-        report = write_report(options.output, lessons, COLUMNS, list(map(cells, rows)))
+        report = write_report(options.output, lessons, COLUMNS, list(map(cells, rows)), why)
     print(json.dumps({"report": str(report)}) if options.json else f"report: {report}")
     return 1 if any(isinstance(row, Failed) for row in rows) else 0
 
@@ -186,8 +203,8 @@ def _progress(console: Console) -> Progress:
 
 def _line(texts: tuple[str, ...], *, style: str = "") -> Table:
     """One row, its columns as wide as in every other row; 80 columns hold it."""
-    line = Table.grid(padding=(0, 2, 0, 0))
-    for name, width in zip(COLUMNS, (20, 8, 8, 6, 13, 15), strict=True):
+    line = Table.grid(padding=(0, 1, 0, 0))
+    for name, width in zip(COLUMNS, (20, 7, 8, 6, 19, 15), strict=True):
         line.add_column(width=width, justify="left" if name == "technique" else "right")
     line.add_row(*texts, style=style)
     return line

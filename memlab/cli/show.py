@@ -10,26 +10,34 @@ from rich.console import Console
 from rich.table import Table
 
 from memlab.cli.leaving import stopped_at_once
+from memlab.instruments.amounts import GB, Unit
 
 NONE = "—"
 TINY = "memlab/tiny"  # how the names of models begin that a CPU computes in a moment
 CLEAR = "\r\x1b[2K\x1b[?25h"  # empties the spinner's line, shows the cursor again
 
 
-def gb(size: int | None) -> str:
-    """Bytes in GB (1e9 bytes), two decimals; a dash for None."""
-    return NONE if size is None else f"{round(size / 1e9, 2) + 0:.2f}"  # + 0: no "-0.00"
+def amount(size: int | None, unit: Unit = GB) -> str:
+    """Bytes in the unit, two decimals; a dash for None."""
+    return NONE if size is None else unit.of(size)
+
+
+def heading(unit: Unit) -> str:
+    """The unit in full: "GB (1e9 bytes)"."""
+    return f"{unit.name} ({unit.size:.0e} bytes)".replace("e+0", "e")
 
 
 def percent(part: int, whole: int) -> str:
     return f"{round(100 * part / whole)} %" if whole else NONE
 
 
-def saving(before: int | None, after: int | None) -> str:
-    """GB and share saved: "6.52 (48 %)"; negative where it costs."""
+def saving(before: int | None, after: int | None, unit: Unit = GB) -> str:
+    """Amount and share saved: "6.52 (48 %)"; "costs 6.52 (48 %)" where more is taken after."""
     if before is None or after is None:
         return NONE
-    return f"{gb(before - after)} ({percent(before - after, before)})"
+    size = unit.of(abs(before - after))
+    costs = "costs " if after > before and size != unit.of(0) else ""
+    return f"{costs}{size} ({percent(abs(before - after), before)})"
 
 
 def stdout() -> Console:

@@ -15,6 +15,7 @@ import memlab
 from memlab.data.disk import cached_json
 from memlab.errors import MemlabError
 from memlab.experiments.recipe import Recipe
+from memlab.instruments.amounts import unit_of
 from memlab.instruments.device import simulation_missing
 from memlab.instruments.measurement import CATEGORIES, Measurement
 
@@ -131,7 +132,11 @@ class Comparison:
         return self.after.step_ms / self.before.step_ms - 1
 
     def table(self) -> str:
-        """Plain text: allocated, reserved, then each category at the peak; GB (1e9 bytes)."""
+        """Plain text: allocated, reserved, then each category at the peak.
+
+        In GB (1e9 bytes), or MB (1e6 bytes) where both peaks are below 0.1 GB.
+        """
+        unit = unit_of(self.before.metered_peak_bytes, self.after.metered_peak_bytes)
         rows = [
             ("peak allocated", self.before.peak_allocated_bytes, self.after.peak_allocated_bytes),
             ("peak reserved", self.before.peak_reserved_bytes, self.after.peak_reserved_bytes),
@@ -140,11 +145,11 @@ class Comparison:
             category = self.before.by_category[name], self.after.by_category[name]
             if any(category):
                 rows.append((f"  {name.replace('_', ' ')}", *category))
-        lines = [f"{'GB':<20}{'before':>9}{'after':>9}{'saved':>9}"]
+        lines = [f"{unit.name:<20}{'before':>9}{'after':>9}{'saved':>9}"]
         for label, before, after in rows:
             if before is not None and after is not None:
                 figures = (before, after, before - after)
-                lines.append(f"{label:<20}" + "".join(f"{n / 1e9:>9.2f}" for n in figures))
+                lines.append(f"{label:<20}" + "".join(f"{unit.of(n):>9}" for n in figures))
         return "\n".join(lines)
 
 

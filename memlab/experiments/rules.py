@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memlab.data.preferences import PROMPTED
+
 if TYPE_CHECKING:
     from memlab.experiments.recipe import Recipe
 
@@ -25,6 +27,7 @@ TRAINERS = {
 }
 ONLINE = ("grpo", "rloo", "online_dpo")  # they learn from completions that they sample
 IN_PAIRS = ("dpo", "reward", "online_dpo")  # two rows where others have one
+WITH_PROMPTS = ("full", *PROMPTED)  # the data sets that all trainers take; SFT takes any
 IN_GROUPS = ("grpo", "rloo")  # completions of a prompt, which have the only limit there is
 
 OWN: dict[str, dict[str, Any]] = {  # TRL's value of a switch that a recipe leaves at None
@@ -145,14 +148,15 @@ TECHNIQUES = (
 class Clash:
     """Values that are fine alone and can't work together: a row of the second table."""
 
-    values: str  # with the recipe's in the place of braces
+    values: str  # the recipe's or its trainer's own go in the place of braces, here and below
     when: Callable[[Recipe], object]
     reason: str  # and what ties it to both sides
     instead: str
 
     def __call__(self, recipe: Recipe) -> str:
         """What a recipe is told that has them."""
-        return f"{self.values.format(**vars(recipe))}{self.reason} give {self.instead}"
+        values = {name: own(recipe, name) for name in vars(recipe)}
+        return f"{self.values}{self.reason} give {self.instead}".format(**values)
 
 
 KEEPS_DOCUMENTS_APART = {
@@ -168,6 +172,22 @@ def _documents_mix(recipe: Recipe) -> bool:
 
 
 CLASHES = (  # the first that is found is told
+    Clash(
+        "dataset={dataset!r} with trainer={trainer!r}",
+        lambda r: r.trainer != "sft" and r.dataset not in WITH_PROMPTS,
+        ": plain text has no prompts;",
+        " or ".join(map(repr, WITH_PROMPTS)),
+    ),
+    Clash(
+        "max_length={max_length} with max_completion_length={max_completion_length}",
+        lambda r: (
+            (r.trainer == "online_dpo" or (r.trainer in IN_GROUPS and r.dataset == "full"))
+            and r.max_length is not None
+            and r.max_length <= own(r, "max_completion_length")
+        ),
+        ": beside its completion, a row has no room for a prompt;",
+        "a max_length above {max_completion_length}",
+    ),
     Clash(
         "beta={beta} with trainer={trainer!r}",
         lambda r: r.beta == 0 and r.trainer in ("dpo", "kto", "online_dpo"),
@@ -243,7 +263,7 @@ CLASHES = (  # the first that is found is told
         "max_length=None with dataset='full'",
         lambda r: r.max_length is None and r.dataset == "full",
         ", whose rows are max_length tokens:",
-        "a number, or a data set such as 'docstrings'",
+        "a number, or a data set such as 'chat' or, with trainer='sft', 'docstrings'",
     ),
     Clash(
         "truncation_mode={truncation_mode!r} with packing=True",
@@ -292,6 +312,13 @@ def own(recipe: Recipe, switch: str) -> Any:
     if switch == "num_generations" and value is not None:
         return math.gcd(value, _step(recipe))
     return value
+
+
+def second_model(recipe: Recipe) -> str | None:
+    """What the recipe's trainer keeps beside the model that it trains, if anything."""
+    if recipe.trainer == "gkd":
+        return "teacher"
+    return "reference" if own(recipe, "beta") else None
 
 
 def check(recipe: Recipe) -> None:

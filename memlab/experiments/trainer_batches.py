@@ -10,7 +10,6 @@ import torch
 
 from memlab.data import lengths
 from memlab.data.preferences import (
-    PROMPTED,
     binary_rows,
     full_prompted_rows,
     preference_rows,
@@ -55,9 +54,8 @@ def step_batches(
     online trainer all but max_completion_length.
 
     Rows come in an order that depends on the seed alone, and start over when they run out. KTO's
-    mismatched completions are those of the same step. Raises ValueError for a data set without
-    prompts, when max_length leaves no row, or no room for prompts, and for completions that are
-    not a multiple of num_generations.
+    mismatched completions are those of the same step. Raises ValueError when max_length leaves no
+    row.
     """
     options: Any = {"vocab_size": vocab_size, "fill": fill}
     if recipe.trainer == "sft":
@@ -125,25 +123,12 @@ def rows_a_step(recipe: Recipe) -> int:
 
 def _whole(recipe: Recipe, count: int, **options: Any) -> list[Row]:
     """The rows to choose from, prompts and answers, uncut."""
-    trainer, dataset = recipe.trainer, recipe.dataset
-    if dataset in PROMPTED:
-        return prompted_rows(dataset, **options)
-    if dataset != "full":
-        wanted = " or ".join(map(repr, ("full", *PROMPTED)))
-        raise ValueError(
-            f"dataset={dataset!r} with trainer={trainer!r}: plain text has no prompts; "
-            f"give {wanted}"
-        )
+    if recipe.dataset != "full":
+        return prompted_rows(recipe.dataset, **options)
     length, prompt = recipe.max_length, None
     assert length is not None  # the recipe has refused it
-    if trainer in ONLINE:
-        answer = own(recipe, "max_completion_length")
-        if length <= answer:
-            raise ValueError(
-                f"max_length={length} with max_completion_length={answer}: a row of "
-                f"dataset='full' has no room for a prompt; give a max_length above {answer}"
-            )
-        prompt = length - answer
+    if recipe.trainer in ONLINE:
+        prompt = length - own(recipe, "max_completion_length")
     return full_prompted_rows(max(count, 2), length, prompt_length=prompt, **options)
 
 

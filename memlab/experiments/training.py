@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from memlab.errors import MemlabError
 from memlab.experiments.methods import Method
 from memlab.experiments.recipe import Recipe
-from memlab.experiments.rules import IN_PAIRS, ONLINE, own
+from memlab.experiments.rules import IN_PAIRS, ONLINE, own, second_model
 from memlab.experiments.trainer_batches import longest_row, step_batches
 from memlab.instruments.meter import Meter
 from memlab.models.attention import resolve_attention
@@ -94,10 +94,16 @@ def _model(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> Any:
 def _frozen(recipe: Recipe, config: PreTrainedConfig, device_type: str) -> Any:
     """The second model of a trainer that needs one. Raises ValueError for a teacher of other
     words."""
-    if recipe.trainer != "gkd":
-        return _model(recipe, config, device_type) if own(recipe, "beta") else None
+    match second_model(recipe):
+        case None:
+            return None
+        case "reference":
+            return _model(recipe, config, device_type)
     name = recipe.teacher_model or recipe.model
-    teacher = load_config(name)
+    try:
+        teacher = load_config(name)
+    except ValueError as error:
+        raise ValueError(f"teacher_model: {error}") from None
     if teacher.vocab_size != config.vocab_size:
         raise ValueError(
             f"teacher_model={name!r} has {teacher.vocab_size} words, and {recipe.model} "
