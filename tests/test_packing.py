@@ -402,7 +402,18 @@ def test_unequal_columns(columns):
 
 @pytest.mark.parametrize(
     "rows",
-    ["text", ["text"], [1, 2, 3], [[[1, 2], [3, 4]]], [{"input_ids": [1]}], [["a"]], [[None]], 5],
+    [
+        "text",
+        ["text"],
+        [1, 2, 3],
+        [[1, [2]]],
+        [[[1], [2, 3]]],
+        [[[1, 2], [3, 4]]],
+        [{"input_ids": [1]}],
+        [["a"]],
+        [[None]],
+        5,
+    ],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_no_rows_of_numbers(rows, strategy):
@@ -416,6 +427,38 @@ def test_ragged_must_lie_within_its_values(strategy):
         column = Ragged(np.arange(5), np.array(starts), np.array(stops))
         with pytest.raises(ValueError, match="input_ids: give 0 <= starts <= stops <= 5"):
             pack(column, 4, strategy=strategy)
+
+
+@pytest.mark.parametrize(("starts", "stops"), [([0, 2], [3]), ([0], [1, 3]), ([0], []), ([], [1])])
+def test_ragged_has_as_many_starts_as_stops(starts, stops):
+    with pytest.raises(ValueError, match=r"input_ids: give 0 <= .*, as many of each"):
+        pack(Ragged(np.arange(4), np.array(starts, int), np.array(stops, int)), 4)
+
+
+@pytest.mark.parametrize("wrong", [[0.5], [0.0], [True]])
+def test_ragged_starts_and_stops_are_integers(wrong):
+    for starts, stops in ((wrong, [3]), ([0], wrong)):
+        with pytest.raises(TypeError, match="input_ids: give 1-D lists"):
+            pack(Ragged(np.arange(4), np.array(starts), np.array(stops)), 4)
+
+
+def test_ragged_without_rows():
+    packed = pack(Ragged(np.arange(4), *np.zeros((2, 0), int)), 4)["input_ids"]
+    assert len(packed.values) == len(packed.starts) == 0
+
+
+def test_three_arrays_are_three_documents():
+    packed = pack({"input_ids": (np.arange(4), np.array([0]), np.array([4]))}, 4)
+    assert [row.tolist() for row in packed["seq_lengths"]] == [[4], [1, 1]]
+
+
+def test_ints_that_only_floats_would_hold_are_refused():
+    rows = [np.array([2**60 + 1], np.uint64), np.array([2], np.int64)]
+    with pytest.raises(TypeError, match="input_ids: ints would become float64"):
+        pack(rows, 4)
+    mixed = pack([np.array([1], np.uint8), np.array([-2], np.int8)], 4)["input_ids"]
+    assert (mixed[0].dtype, mixed[0].tolist()) == (np.int16, [1, -2])
+    assert pack([[1], [0.5]], 4)["input_ids"] == [[1, 0.5]]
 
 
 def test_ragged_of_lists():

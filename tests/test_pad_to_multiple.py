@@ -190,13 +190,23 @@ def test_small_unsigned_numbers_are_taken():
         assert (padded.dtype, padded.tolist()) == (torch.int64, [[1, 2], [3, 0]])
 
 
-@pytest.mark.parametrize("value", [0.5, math.nan, math.inf, None, "0"])
+@pytest.mark.parametrize(
+    "value", [0.5, math.nan, math.inf, None, "0", 2**63, -(2**63) - 1, np.uint64(2**63), 1e30]
+)
 def test_a_padding_that_is_no_whole_number_is_refused(value):
     with pytest.raises(TypeError, match=r"padding=.*: give a whole number"):
         pad([[1], [2, 3]], value)
     with pytest.raises(TypeError, match=r"padding=.*: give a whole number"):
         collate(TWO, pad_token_id=value)
+    assert pad([[1], [2, 3]], np.uint64(7)).tolist() == [[1, 7], [2, 3]]
     assert pad([[1], [2, 3]], 7.0).tolist() == [[1, 7], [2, 3]]
+
+
+@pytest.mark.parametrize("value", [None, "0", 1j])
+def test_a_padding_that_is_no_number_is_refused_around_floats(value):
+    with pytest.raises(TypeError, match=r"padding=.*: give a number"):
+        pad([[0.5], []], value)
+    assert pad([[0.5], []], 2**63).tolist() == [[0.5], [2.0**63]]
 
 
 def test_rows_may_come_from_a_generator():

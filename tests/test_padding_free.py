@@ -126,6 +126,8 @@ def test_bad_input_is_named(rows, options, says):
         ([{"input_ids": [1.7, 2.2], "labels": [1, 2]}], {}),
         ([{"input_ids": [[1, 2]], "labels": [[1, 2]]}], {}),
         ([row(1, 2, 3, 4, 5, seq_lengths=[2.5, 2.5])], {}),
+        ([{"input_ids": np.array([1j, 2]), "labels": [1, 2]}], {}),
+        ([{"input_ids": [1, 2], "labels": torch.tensor([1j, 2])}], {}),
     ],
 )
 def test_what_is_no_whole_number_is_refused(rows, options):
@@ -145,6 +147,19 @@ def test_a_switch_that_is_no_int_is_named(options, says):
     with pytest.raises(TypeError, match=says):
         collate([row(1)], **options)
     assert collate([row(1)], pad_to_multiple_of=np.int64(4), pad_token_id=np.int64(7))["max_seqlen"]
+
+
+@pytest.mark.parametrize("lengths", [None, 3])
+def test_lengths_that_are_no_list_are_named(lengths):
+    with pytest.raises(TypeError, match=f"seq_lengths={lengths} of row 1: give a list"):
+        collate([row(1), row(1, 2, 3, seq_lengths=lengths)])
+
+
+def test_an_array_may_run_backwards_or_skip():
+    ids = np.arange(1, 7)
+    for part in (ids[::-1], ids[::2], ids[4::-2]):
+        found = collate([{"input_ids": part, "labels": part}])
+        assert plain(found) == plain(collate([row(*part.tolist())]))
 
 
 def test_rows_may_come_one_by_one_and_in_numpy_s_integers():
@@ -204,6 +219,7 @@ def test_padded_padding_free_and_packed_give_the_same_loss_and_gradients(name, l
 
 def test_documents_that_see_each_other_have_another_loss():
     """What the refusals are for: plain causal attention over the same flat row."""
+    varlen_attention.register()
     rows = rows_of(load_config("memlab/tiny").vocab_size)
     batch = collate(rows)
     apart, _ = step("memlab/tiny", varlen_attention.NAME, [batch], "nll")

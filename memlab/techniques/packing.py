@@ -106,7 +106,7 @@ def _best_fit(items: np.ndarray, L: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placement:
-    """Where documents of these lengths (rows,) go. Errors as in `pack`."""
+    """Where documents of these lengths (rows,) go. Raises ValueError, TypeError as in `pack`."""
     if strategy == "bfd-requeue":
         warnings.warn('"bfd-requeue" is now called "bfd_split"', FutureWarning, stacklevel=3)
         strategy = "bfd_split"
@@ -117,8 +117,7 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
     if max_length is None or max_length < 1:
         raise ValueError(f"max_length={max_length}: give 1 or more tokens a packed row")
     lengths = _ragged("lengths", [lengths]).values
-    kinds, total = "iu" if len(lengths) else "f", lengths.sum(dtype=float)
-    if lengths.dtype.kind not in kinds or (lengths < 0).any() or total > 2**62:
+    if lengths.dtype.kind not in "iu" or (lengths < 0).any() or lengths.sum(dtype=float) > 2**62:
         raise TypeError("lengths: give whole numbers, 0 or more, of at most 2**62 tokens in all")
     L = max(1, min(int(max_length), int(lengths.sum())))  # more room than tokens changes nothing
     lengths = np.minimum(lengths, L if strategy == "bfd" else 2**62, dtype=int, casting="unsafe")
@@ -126,9 +125,8 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
         ends = np.cumsum(lengths)
         cuts, _ = np.unique(np.r_[0, ends, 0 : ends[-1:].sum() : L], return_counts=True)  # by sort
         rows = np.searchsorted(ends, cuts[:-1], side="right")
-        starts = cuts[:-1] - (ends - lengths)[rows]
-        offsets = np.flatnonzero(np.append(cuts[:-1] % L == 0, True))
-        return Placement(rows, starts, starts + np.diff(cuts), offsets)
+        starts, new = cuts[:-1] - (ends - lengths)[rows], np.append(cuts[:-1] % L == 0, True)
+        return Placement(rows, starts, starts + np.diff(cuts), np.flatnonzero(new))
     if strategy == "bfd":
         order, offsets = _best_fit(lengths, L)
         return Placement(order, np.zeros(len(order), int), lengths[order], offsets)
@@ -142,9 +140,9 @@ def place(lengths: Any, max_length: int | None, strategy: str = "bfd") -> Placem
 
 def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> dict[str, Any]:
     """Packed rows of at most max_length tokens of {name: column}, or of one column, "input_ids".
-    Columns are lists of rows (lists or 1-D arrays) or `Ragged` (or a tuple of its fields), and come
-    back as such, for "bfd" and "bfd_split" with "seq_lengths", the documents in each row.
-    ValueError: max_length, strategy, columns unequal in a row. TypeError: anything but numbers."""
+    Columns are lists of rows (lists or 1-D arrays) or `Ragged`, and come back as such, for "bfd"
+    and "bfd_split" with "seq_lengths", the documents in each row.
+    ValueError: max_length, strategy, unequal columns, ranges. TypeError: anything but numbers."""
     columns = dict(sequences) if hasattr(sequences, "keys") else {"input_ids": sequences}
     ragged = {name: _ragged(name, column) for name, column in columns.items()}
     sizes = [column.stops - column.starts for column in ragged.values()]
@@ -167,16 +165,22 @@ def pack(sequences: Any, max_length: int | None, *, strategy: str = "bfd") -> di
 
 
 def _ragged(name: str, column: Any) -> Ragged:
-    rows = [np.asarray(row) for row in (column if np.iterable(column) else [None])]
-    if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
+    try:
+        rows = [np.asarray(row) for row in (column if np.iterable(column) else [None])]
+    except ValueError:  # a list in a row
+        rows = [np.asarray(None)]
+    kinds = ("biuf", "iu", "iu") if (cut := hasattr(column, "starts")) else ["biuf"] * len(rows)
+    if any(row.ndim != 1 or row.dtype.kind not in k for row, k in zip(rows, kinds, strict=True)):
         raise TypeError(f"{name}: give 1-D lists or arrays of numbers (of a data set: map_ragged)")
-    if hasattr(column, "starts"):  # rows are its fields
-        values, starts, stops = rows[0], rows[1].astype(int), rows[2].astype(int)
-        if (np.r_[starts, stops - starts, len(values) - stops] < 0).any():
-            raise ValueError(f"{name}: give 0 <= starts <= stops <= {len(values)}, the values")
-        return Ragged(values, starts, stops)
-    full = [row for row in rows if row.size] or [[]]  # an empty list makes floats of ids
-    return _as(Ragged, np.concatenate(full), np.cumsum([0, *map(len, rows)]))
+    if cut:  # rows are its fields
+        n, starts, stops = len(rows[0]), rows[1].astype(int), rows[2].astype(int)
+        if len(starts) != len(stops) or (np.r_[starts, stops - starts, n - stops] < 0).any():
+            raise ValueError(f"{name}: give 0 <= starts <= stops <= {n}, as many of each")
+        return Ragged(rows[0], starts, stops)
+    full = [row for row in rows if row.size] or [np.zeros(0, int)]  # an empty list is of floats
+    if (values := np.concatenate(full)).dtype.kind not in {row.dtype.kind for row in full}:
+        raise TypeError(f"{name}: ints would become {values.dtype}, give rows of one integer type")
+    return _as(Ragged, values, np.cumsum([0, *map(len, rows)]))
 
 
 def _as(column: Any, values: np.ndarray, offsets: np.ndarray) -> Any:

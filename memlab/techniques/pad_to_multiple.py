@@ -14,6 +14,7 @@ Unlike    TRL's collators: the same for every trainer; rows without a token stay
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -75,9 +76,12 @@ def pad(
         if len(t) and t.is_floating_point():
             dtype = t.dtype if dtype == torch.int64 else torch.promote_types(dtype, t.dtype)
     if dtype == torch.int64 and not _whole(value):
-        raise TypeError(f"padding={value!r}: give a whole number around whole numbers")
+        raise TypeError(f"padding={value!r}: give a whole number of int64 around whole numbers")
     width = padded_length(max(len(t) for t in tensors), multiple)
-    padded = torch.full((len(tensors), width), value, dtype=dtype, device=tensors[0].device)
+    if not isinstance(value, Real):
+        raise TypeError(f"padding={value!r}: give a number")
+    fill = int(value) if dtype == torch.int64 else float(value)
+    padded = torch.full((len(tensors), width), fill, dtype=dtype, device=tensors[0].device)
     for row, t in zip(padded, tensors, strict=True):
         start = width - len(t) if side == "left" else 0
         row[start : start + len(t)] = t
@@ -96,7 +100,8 @@ def _tensor(row: Any) -> Tensor:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
+    whole = isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
+    return whole and -(2**63) <= int(value) < 2**63
 
 
 def padded_length(length: int, multiple: int | None) -> int:

@@ -18,6 +18,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -79,18 +80,26 @@ def _documents(i: int, row: Mapping[str, Any]) -> list[int]:
     length = len(row["input_ids"])
     if len(row["labels"]) != length:
         raise ValueError(f"row {i} has {length} input_ids and {len(row['labels'])} labels")
-    documents = [operator.index(n) for n in row.get("seq_lengths", (length,))]
+    lengths = row.get("seq_lengths", (length,))
+    if not np.iterable(lengths):
+        raise TypeError(f"seq_lengths={lengths!r} of row {i}: give a list, or leave it out")
+    documents = [operator.index(n) for n in lengths]
     if sum(documents) != length or min(documents, default=0) < 0:
         raise ValueError(f"seq_lengths={documents} of row {i}: give the parts of {length} tokens")
     return documents
 
 
 def _row(rows: Sequence[Mapping[str, Any]], column: str, fill: int, padding: int) -> Tensor:
-    parts = [torch.as_tensor(row[column]) for row in rows]
+    parts = [_tensor(row[column]) for row in rows]
     for i, part in enumerate(parts):
-        if part.ndim != 1 or (part.numel() and part.is_floating_point()):
+        real = not (part.is_floating_point() or part.is_complex())
+        if part.ndim != 1 or not (real or part.numel() == 0):
             raise TypeError(f"{column} of row {i}: give whole numbers in one dimension")
     return torch.cat([*(part.long() for part in parts), torch.full((padding,), fill)])
+
+
+def _tensor(ids: Any) -> Tensor:  # an array may run backwards, which torch does not take
+    return torch.as_tensor(np.ascontiguousarray(ids) if isinstance(ids, np.ndarray) else ids)
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Any]:
