@@ -1,6 +1,7 @@
 """Liger's losses give the values of memlab's own, however a step is split, or say why not."""
 
 import itertools
+import math
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ import test_trainers_kto
 import test_trainers_simulated
 import torch
 from online_cases import simulated_phases
+from torch import Tensor
 from trainer_cases import chunked, full, one_step, split, tiny, with_lora
 
 from memlab.instruments.device import simulated_gpu
@@ -35,6 +37,12 @@ pytestmark = [
 ]
 
 
+ITEMS = [
+    ("dpo", "num_pairs"),
+    ("kto", "num_rows"),
+    ("grpo", "num_items"),
+    ("jsd", "num_items_in_batch"),
+]
 SHAPES = [(8, 256, 8192, 64), (4, 256, 8192, 128)]  # rows, tokens, words, width
 
 
@@ -185,15 +193,7 @@ def loss_of(name: str, labels: list[int] | None = None, **options: Any) -> Any:
     return loss, torch.autograd.grad(loss, (h, w)), (h, w, y, other)
 
 
-@pytest.mark.parametrize(
-    ("name", "items"),
-    [
-        ("dpo", "num_pairs"),
-        ("kto", "num_rows"),
-        ("grpo", "num_items"),
-        ("jsd", "num_items_in_batch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "items"), ITEMS)
 def test_a_number_that_can_not_be_is_named(name: str, items: str) -> None:
     for value in (-3, "3", True):
         refused(lambda value=value: loss_of(name, **{items: value}), f"{value!r} items in the step")
@@ -203,19 +203,53 @@ def test_a_number_that_can_not_be_is_named(name: str, items: str) -> None:
         refused(
             lambda options=options: loss_of(name, **{items: 0}, **options), "0 items in the step"
         )
+    wrong = (0.5, math.nan, math.inf, [4], torch.tensor([2, 3]), torch.ones(0), np.array([4]))
+    for kind, value in itertools.product(("dapo", *kinds) if name == "grpo" else kinds, wrong):
+        options = {"loss_type": kind, "max_completion_length": 3} if kind else {}
+        options[items] = value
+        refused(
+            lambda options=options: loss_of(name, **options), "items in the step: give a number"
+        )
     extra = {"ref_logps": torch.zeros(4, 3)} if name == "grpo" else {}
     refused(lambda: loss_of(name, beta="0.1", **extra), "beta='0.1': give ")
 
 
-def test_none_of_a_step_may_be_labels() -> None:
-    loss, grads, _ = loss_of("jsd", [-100] * 12, num_items_in_batch=0)
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_no_items_where_there_are_labels_are_refused(loss_type: str) -> None:
+    refused(lambda: loss_of("grpo", num_items=0, loss_type=loss_type), "0 items in the step")
+
+
+@pytest.mark.parametrize(("name", "items"), [("jsd", "num_items_in_batch"), ("grpo", "num_items")])
+def test_none_of_a_step_may_be_labels(name: str, items: str) -> None:
+    loss, grads, _ = loss_of(name, [-100] * 12, **{items: 0})
     assert loss == 0
     assert not any(grad.any() for grad in grads)
 
 
-def test_numpy_integers_are_numbers_of_items() -> None:
-    for name, items in (("dpo", "num_pairs"), ("grpo", "num_items")):
-        assert loss_of(name, **{items: np.int64(7)})[0] == loss_of(name, **{items: 7})[0]
+@pytest.mark.parametrize(("name", "items"), ITEMS)
+def test_numbers_of_items_may_be_numpy_s_or_tensors(name: str, items: str) -> None:
+    """A tensor is not read: one below 1 counts as 1."""
+
+    def of(n: Any) -> list[Tensor]:
+        loss, grads, _ = loss_of(name, **{items: n})
+        assert loss.shape == ()
+        return [loss, *grads]
+
+    for value, number in ((0, 1), (-3, 1), (7, 7), ([7], 7), ([[7.0]], 7)):
+        torch.testing.assert_close(of(torch.tensor(value)), of(number))
+    torch.testing.assert_close(of(np.int64(7)), of(7))
+
+
+def test_rows_may_be_counted_by_numpy() -> None:
+    for name in ("dpo", "kto"):
+        assert loss_of(name, rows=np.int64(4))[0] == loss_of(name)[0]
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "grpo"])
+@pytest.mark.parametrize("label", [9, -5])
+def test_a_label_that_is_no_word_is_an_error(name: str, label: int) -> None:
+    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds .* size 9"):
+        loss_of(name, [label] + [1] * 11)
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "hinge", "robust"])
@@ -250,6 +284,9 @@ def test_no_label_at_all_has_no_gradient(name: str) -> None:
         ("jsd", {"temperature": float("inf")}, "temperature=inf: give a number above 0"),
         ("grpo", {"epsilon": -1}, "epsilon=-1: give a number from 0 up"),
         ("grpo", {"epsilon_high": -1}, "epsilon_high=-1: give a number from 0 up"),
+        ("grpo", {"logit_scale": 0}, "logit_scale=0: give a finite number above 0"),
+        ("grpo", {"logit_scale": math.nan}, "logit_scale=nan: give a finite number above 0"),
+        ("grpo", {"logit_scale": "1"}, "logit_scale='1': give a finite number above 0"),
         ("grpo", {"beta": 0.1}, "beta=0.1 needs the reference model: give ref_logps, or beta=0.0"),
         (
             "grpo",

@@ -12,6 +12,7 @@ Source     Hsu et al. 2024, arXiv 2410.10989; liger-kernel 0.8.5. Apache-2.0; to
 Unlike     liger_kernel.chunked_loss: what it would ignore is refused; sums a step; never compiled
 """
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ def dpo(
         raise _refusal("loss_type", loss_type, "'sigmoid', 'robust' or 'hinge'")
     if label_smoothing and loss_type != "robust":
         raise _refusal("label_smoothing", label_smoothing, "0.0, or loss_type='robust'")
-    if not isinstance(rows, int) or rows < 2 or rows % 2:
+    if not isinstance(rows, Integral) or rows < 2 or rows % 2:
         raise ValueError(f"{rows=}: give two a pair, the chosen rows and then as many rejected")
     loss = _liger("DPO", beta=beta, loss_type=loss_type, label_smoothing=label_smoothing)
     (states, _, bias), labels = _rows(rows, h, w, **head), y.view(rows, -1)
@@ -44,7 +45,7 @@ def dpo(
     z, e = good - bad, label_smoothing  # (B,): the value again, Liger's adds 0 / chosen labels
     sided = ((e - 1) * F.logsigmoid(z) + e * F.logsigmoid(-z)) / (1 - 2 * e)
     total.detach().copy_((F.relu(1 - z) if loss_type == "hinge" else sided).mean())
-    return _of_step(total, rows // 2, num_pairs)
+    return _of_step(total, rows // 2, _items(num_pairs))
 
 
 def kto(
@@ -67,8 +68,8 @@ def kto(
         raise _refusal("desirable_weight, undesirable_weight", weights, "1.0 for both")
     loss = _liger("KTO", beta=beta, use_ref_model=True)
     (states, _, bias), labels = _rows(rows, h, w, **head), y.view(rows, -1)
-    other = _rows(rows, **reference)
-    return _of_step(loss(states, w, labels, bias, desirable, *other, kl=kl)[0], rows, num_rows)
+    total = loss(states, w, labels, bias, desirable, *_rows(rows, **reference), kl=kl)[0]
+    return _of_step(total, rows, _items(num_rows))
 
 
 def grpo(
@@ -94,15 +95,18 @@ def grpo(
         raise ValueError(f"loss_type='dr_grpo' divides by {max_completion_length=}: give 1 or more")
     if beta and ref_logps is None:
         raise ValueError(f"{beta=} needs the reference model: give ref_logps, or beta=0.0")
-    kind, scale = "dapo" if loss_type == "bnpo" else loss_type, head.pop("logit_scale", 1)
+    if not isinstance(scale := head.pop("logit_scale", 1.0), Real) or not 0 < float(scale) < 1e99:
+        raise ValueError(f"logit_scale={scale!r}: give a finite number above 0")
+    kind, mask = loss_type.replace("bnpo", "dapo"), (y != -100).view(len(advantages), -1)
+    items = _items(num_items, y if kind == "dapo" else None)
     clip = {"epsilon_low": epsilon, "epsilon_high": (epsilon_high, epsilon)[epsilon_high is None]}
     limit = {"max_completion_length": max_completion_length, "temperature": 1 / scale}
     loss = _liger("GRPO", loss_type=kind, beta=beta, use_ref_model=bool(beta), **clip, **limit)
-    mask = (y != -100).view(len(advantages), -1)
     (states, _, bias), ids = _rows(len(mask), h, w, **head), y.view_as(mask).where(mask, 0)
+    w.detach()[:, 0].gather(0, ids.flatten())  # Liger takes a label that is no word; this does not
     others = advantages, bias, ref_logps, old_logps
-    total = loss(states, w, ids, mask, *others, num_items_in_batch=num_items)[0]
-    return _of_step(total, num_items if kind == "dapo" else len(mask), num_items)
+    total = loss(states, w, ids, mask, *others, num_items_in_batch=items)[0]
+    return total if kind == "dapo" else _of_step(total, len(mask), items)
 
 
 def jsd(
@@ -114,7 +118,8 @@ def jsd(
     loss = _liger("JSD", beta=beta, temperature=temperature, weight_hard_loss=0, weight_soft_loss=1)
     *student, bias = _rows(None, h, w, **head)
     *other, b = _rows(None, **teacher)
-    return _of_step(loss(*student, *other, y, bias, b), int((y != -100).sum()), num_items_in_batch)
+    total, items = loss(*student, *other, y, bias, b), _items(num_items_in_batch, y)
+    return _of_step(total, int((y != -100).sum()), items)
 
 
 def _rows(rows, h, w, bias=None, logit_scale=1.0, softcap=None):  # (rows, T, D) or h, w, bias
@@ -124,10 +129,19 @@ def _rows(rows, h, w, bias=None, logit_scale=1.0, softcap=None):  # (rows, T, D)
     return h if rows is None else h.view(rows, -1, h.shape[1]), w, bias
 
 
-def _of_step(mean: Tensor, here: Any, n: Any) -> Tensor:  # a part of the mean over a step's n
-    if isinstance(n, bool | str) or (not isinstance(n, Tensor | None) and n < (here > 0)):
-        raise ValueError(f"{n!r} items in the step: give a number from 1 up, or None for these")
-    return mean if n is None or n is here or n == here else mean * (here / n)  # not * 1: a copy
+def _items(n: Any, y: Tensor | None = None) -> Any:  # 0 only where none of y is a label
+    if isinstance(n, Tensor) and n.numel() == 1:  # not read: that would wait for its card
+        return n.clamp(min=1).reshape(())
+    number = n is None or (isinstance(n, Real) and not isinstance(n, bool) and float(n) < 1e99)
+    if not number or (n is not None and n < (n != 0 or y is None or bool((y != -100).any()))):
+        raise ValueError(f"{n!r:.60} items in the step: give a number from 1 up, or None for these")
+    return n
+
+
+def _of_step(mean: Tensor, here: int, n: Any) -> Tensor:  # a part of the mean over a step's n
+    if n is None or (not isinstance(n, Tensor) and n == here):
+        return mean  # not * 1: a copy
+    return mean * (here / n)
 
 
 def _liger(name: str, **options: Any) -> Any:
