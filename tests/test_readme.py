@@ -113,6 +113,8 @@ def test_what_a_newcomer_needs_stands_beside_the_commands() -> None:
     beside = README.partition("<!-- test-command:end -->")[2].partition("![")[0]
     assert "git clone" in beside
     assert "CPU wheel" in beside
+    for what in ("installing takes", "`memlab run`", "`pytest`"):
+        assert re.search(rf"{what} (about )?\d", beside)
 
 
 def test_pictures_have_alt_text() -> None:
