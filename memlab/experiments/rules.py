@@ -263,7 +263,7 @@ CLASHES = (  # the first that is found is told
         "max_length=None with dataset='full'",
         lambda r: r.max_length is None and r.dataset == "full",
         ", whose rows are max_length tokens:",
-        "a number, or a data set such as 'chat' or, with trainer='sft', 'docstrings'",
+        "a number, or a data set such as 'docstrings' (with trainer='sft') or 'chat'",
     ),
     Clash(
         "truncation_mode={truncation_mode!r} with packing=True",
