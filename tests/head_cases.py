@@ -7,6 +7,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+BAD_COUNTS = [  # labels of a step that can't be: change, error, what it says
+    ({"num_items_in_batch": -3}, ValueError, "num_items_in_batch=-3: give the labels"),
+    ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0: give the labels"),
+    ({"num_items_in_batch": "3"}, ValueError, "num_items_in_batch='3': give the labels"),
+    ({"num_items_in_batch": True}, ValueError, "num_items_in_batch=True: give the labels"),
+    ({"num_items_in_batch": float("inf")}, ValueError, "num_items_in_batch=inf: give the lab"),
+    ({"num_items_in_batch": float("nan")}, ValueError, "num_items_in_batch=nan: give the lab"),
+    ({"num_items_in_batch": torch.ones(2)}, ValueError, r"num_items_in_batch=tensor\(\[1., 1"),
+]
+
 
 def inputs(n=29, v=23, d=7, dtype=torch.float64, masked=0.3, seed=0, device="cpu"):
     """h (n, d), w (v, d), y (n,) and a bias (v,)."""

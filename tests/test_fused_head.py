@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fused_cases import OPTIONS, errors
-from head_cases import Meter, assert_autocast_changes_nothing, assert_same, inputs, run
+from head_cases import BAD_COUNTS, Meter, assert_autocast_changes_nothing, assert_same, inputs, run
 
 from memlab.instruments.device import simulated_gpu
 from memlab.techniques import fused_head
@@ -183,12 +183,7 @@ def test_second_derivative_is_refused(frugal):
         ({"logit_scale": "2"}, TypeError, "logit_scale='2'"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0"),
         ({"softcap": "30"}, ValueError, "softcap='30'"),
-        ({"num_items_in_batch": -3}, ValueError, "num_items_in_batch=-3"),
-        ({"num_items_in_batch": 0}, ValueError, "num_items_in_batch=0"),
-        ({"num_items_in_batch": "4"}, ValueError, "num_items_in_batch='4'"),
-        ({"num_items_in_batch": float("inf")}, ValueError, "num_items_in_batch=inf: give the lab"),
-        ({"num_items_in_batch": float("nan")}, ValueError, "num_items_in_batch=nan: give the lab"),
-        ({"num_items_in_batch": torch.ones(2)}, ValueError, r"num_items_in_batch=tensor\(\[1., 1"),
+        *BAD_COUNTS,
         ({"softcap": float("inf")}, ValueError, "softcap=inf: give a finite positive number"),
         ({"loss_type": "mse"}, ValueError, "loss_type='mse'"),
         ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
