@@ -10,6 +10,7 @@ from lesson_cases import fresh_attempts, said  # noqa: F401
 
 from memlab import Recipe, check
 from memlab.data.lengths import lengths
+from memlab.experiments.benchmarks import benchmarks
 from memlab.lessons import contamination, in_trl
 from memlab.lessons.batch import last_batch
 from memlab.techniques import pad_to_multiple, padding_free, varlen_attention
@@ -235,3 +236,15 @@ def test_trl_makes_no_mask_either() -> None:
     ours = padding_free.collate([{"input_ids": r, "labels": r} for r in ([1, 2, 3], [4, 5])])
     for name in ("input_ids", "labels", "position_ids"):
         assert torch.equal(made[name], ours[name])
+
+
+def test_large_batches_are_as_near_to_their_useful_share_as_the_lesson_says() -> None:
+    runs = [run for run in benchmarks("padding_free") if run["useful_tokens"] > 25_000]
+    ratios = {
+        run["useful_tokens"] / run["padded_slots"]: run["sides"]["padding-free"]["ratio"]
+        for run in runs
+    }
+    assert ratios[max(ratios)] == min(ratios.values())
+    assert max(ratios.values()) < 1.06
+    filled, padded = (runs[-1]["sides"][name]["ms"] for name in ("padded, all labelled", "padded"))
+    assert filled > 1.01 * padded
