@@ -11,7 +11,7 @@ class Unit(NamedTuple):
     name: str
     size: int  # bytes
 
-    def of(self, size: int) -> str:
+    def of(self, size: float) -> str:
         """Bytes in this unit, two decimals, without its name."""
         return f"{round(size / self.size, 2) + 0:.2f}"  # + 0: no "-0.00"
 

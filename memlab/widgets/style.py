@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memlab.instruments.amounts import GB
+
 INK = "#222222"
 QUIET = "#6b6b6b"
 FAINT = "#d9d9d9"
@@ -63,7 +65,7 @@ def phase_look(phase: str) -> tuple[str, str]:
 
 def gb(n: float, *, unit: bool = True) -> str:
     """Bytes in GB (1e9 bytes), two decimals: 19790000000 -> "19.79 GB"."""
-    return f"{n / 1e9:.2f}" + (" GB" if unit else "")
+    return GB.of(n) + (" GB" if unit else "")
 
 
 def change(before: int, after: int) -> str:
